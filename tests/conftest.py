@@ -1,0 +1,20 @@
+"""Strict numerics for every test: no silent promotion of ranks or dtypes, shapes checked at run time."""
+
+import os
+import pathlib
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")  # sharding tests need a mesh
+
+import jax
+import jaxtyping
+
+with jaxtyping.install_import_hook("attention_jax", "beartype.beartype"):
+    import attention_jax  # noqa: F401
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+CACHE = pathlib.Path(__file__).parent.parent / ".jax_cache" / jax.__version__
+jax.config.update("jax_compilation_cache_dir", str(CACHE))  # one compile cache for all workers and runs
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
