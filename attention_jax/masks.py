@@ -1,0 +1,300 @@
+"""Which keys each query may attend to, as functions of positions.
+
+A mask is a small immutable expression: leaves such as `Causal()` and `Lengths(kv=...)`, joined by `&`, `|` and `~`. It
+stores no shape and no (T, S) array. Positions decide what `Causal`, `Window`, `Prefix` and `Where` see; rows of the
+arrays decide what `Lengths`, `Segments` and `Dense` mean. A new mask is one class here.
+
+Python numbers in a mask are static (a new value traces anew); arrays, NumPy's included, are leaves and may be traced.
+
+Example:
+    >>> from attention_jax.masks import Causal, Window
+    >>> Causal() & Window(left=1, right=None)
+    Causal() & Window(left=1, right=None)
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .errors import explain
+from .expressions import is_concrete, show
+from .mask_algebra import And as And
+from .mask_algebra import Dense as Dense
+from .mask_algebra import Full as Full
+from .mask_algebra import Mask as Mask
+from .mask_algebra import Not as Not
+from .mask_algebra import Or as Or
+from .mask_algebra import as_mask as as_mask
+from .sides import POSITION_LIMIT, Plane, Side, over_examples, share_an_id
+
+node = dataclasses.dataclass(frozen=True, eq=False, repr=False)
+
+
+@final
+@node
+class Causal(Mask):
+    """A query sees the keys that stand at its own position or before it."""
+
+    reads_query_position: ClassVar[bool] = True
+
+    def allows(self, q: Side, k: Side) -> Any:
+        return k.position <= q.position
+
+    def bounds(self, q: Side, k: Side) -> tuple[Any, Any]:
+        (q_low, q_high), (k_low, k_high) = q.span(q.position), k.span(k.position)
+        return k_low <= q_high, k_high <= q_low
+
+
+@final
+@node
+class Window(Mask):
+    """A query at i sees keys at j with i - left ≤ j ≤ i + right, both ends included; None opens a side.
+
+    Attributes:
+        left, right: ints, or integer arrays: one number, or batch axes.
+    """
+
+    left: Any
+    right: Any
+    reads_query_position: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for name in ("left", "right"):
+            object.__setattr__(self, name, _integers(self, name, minimum=-POSITION_LIMIT))
+
+    def check(self, plane: Plane) -> None:
+        super().check(plane)
+        for name in ("left", "right"):
+            _check_each(self, name, plane)
+
+    def allows(self, q: Side, k: Side) -> Any:
+        inside = np.True_
+        if self.left is not None:
+            inside = k.position >= q.position - q.each(self.left)
+        if self.right is not None:
+            inside = inside & (k.position <= q.position + q.each(self.right))
+        return inside
+
+    def bounds(self, q: Side, k: Side) -> tuple[Any, Any]:
+        (q_low, q_high), (k_low, k_high) = q.span(q.position), k.span(k.position)
+        may_any = must_all = np.True_
+        if self.left is not None:
+            left = q.each(self.left)
+            may_any, must_all = k_high >= q_low - left, k_low >= q_high - left
+        if self.right is not None:
+            right = q.each(self.right)
+            may_any, must_all = may_any & (k_low <= q_high + right), must_all & (k_high <= q_low + right)
+        return may_any, must_all
+
+
+@final
+@node
+class Prefix(Mask):
+    """Every query sees the keys at positions below n. A prefix LM is `Causal() | Prefix(n)`.
+
+    Attributes:
+        n: an int, or an integer array: one number, or batch axes.
+    """
+
+    n: Any
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "n", _integers(self, "n", minimum=-POSITION_LIMIT, required=True))
+
+    def check(self, plane: Plane) -> None:
+        _check_each(self, "n", plane)
+
+    def allows(self, q: Side, k: Side) -> Any:
+        return k.position < k.each(self.n)
+
+    def bounds(self, q: Side, k: Side) -> tuple[Any, Any]:
+        low, high = k.span(k.position)
+        return low < k.each(self.n), high < k.each(self.n)
+
+
+@final
+@node
+class Lengths(Mask):
+    """The first `kv` rows of k are real, and the first `q` rows of q.
+
+    Hiding padding keys does not blank the rows of padding queries: those still attend to the real keys. `q=` makes them
+    empty rows, whose output is zero. Lengths count rows of the arrays, wherever these stand; a traced length above S
+    means S.
+
+    Attributes:
+        kv, q: an int, or an integer array: one number, or batch axes.
+    """
+
+    kv: Any = None
+    q: Any = None
+
+    def __post_init__(self) -> None:
+        for name in ("kv", "q"):
+            object.__setattr__(self, name, _integers(self, name, minimum=0))
+
+    def check(self, plane: Plane) -> None:
+        for name, letter, rows in (("kv", "keys S", plane.keys), ("q", "queries T", plane.queries)):
+            _check_each(self, name, plane)
+            value = getattr(self, name)
+            if value is not None and is_concrete(value) and np.max(value, initial=0) > rows:
+                rule = f"Lengths({name}=...) goes beyond the array."
+                raise ValueError(explain("attention", rule, {f"{name} lengths": value, letter: rows}))
+
+    def allows(self, q: Side, k: Side) -> Any:
+        real = np.True_
+        if self.kv is not None:
+            real = k.index < k.each(self.kv)
+        if self.q is not None:
+            real = real & (q.index < q.each(self.q))
+        return real
+
+    def bounds(self, q: Side, k: Side) -> tuple[Any, Any]:
+        may_any = must_all = np.True_
+        if self.kv is not None:
+            low, high = k.span(k.index)
+            may_any, must_all = low < k.each(self.kv), high < k.each(self.kv)
+        if self.q is not None:
+            low, high = q.span(q.index)
+            may_any, must_all = may_any & (low < q.each(self.q)), must_all & (high < q.each(self.q))
+        return may_any, must_all
+
+
+@final
+@node
+class Segments(Mask):
+    """A query sees the keys that carry its own id: documents packed into one row do not see each other.
+
+    Attributes:
+        q: integer ids, `(T,)` or batch axes + `(T,)`.
+        kv: likewise for keys, with S; None: the ids of the queries (T = S).
+        pad: rows and keys with this id match nothing, not even each other.
+
+    Tile bounds compare the smallest and largest id of each tile: exact for sorted ids (which packing gives), safe for
+    any; ids that are NumPy arrays are compared exactly.
+    """
+
+    q: Any
+    kv: Any = None
+    _: dataclasses.KW_ONLY
+    pad: Any = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "q", _integers(self, "q", required=True, rows=True))
+        object.__setattr__(self, "kv", _integers(self, "kv", rows=True))
+        object.__setattr__(self, "pad", _integers(self, "pad"))
+
+    def check(self, plane: Plane) -> None:
+        if self.kv is None and plane.queries != plane.keys:
+            rule, facts = "Segments(q) alone needs T = S.", {"queries T": plane.queries, "keys S": plane.keys}
+            raise ValueError(explain("attention", rule, facts, "Give the ids of the keys: Segments(q, kv)."))
+        _check_rows(self, "q", plane, plane.queries)
+        _check_rows(self, "kv", plane, plane.keys)
+
+    def allows(self, q: Side, k: Side) -> Any:
+        q_id, k_id = q.take(self.q), k.take(self.q if self.kv is None else self.kv)
+        same = q_id == k_id
+        return same if self.pad is None else same & (q_id != self.pad)
+
+    def bounds(self, q: Side, k: Side) -> tuple[Any, Any]:
+        q_ids, k_ids = q.take(self.q), k.take(self.q if self.kv is None else self.kv)
+        (q_low, q_high), (k_low, k_high) = self._span(q, q_ids), self._span(k, k_ids)
+        may_any = (q_low <= k_high) & (k_low <= q_high)
+        must_all = (q_low == q_high) & (k_low == k_high) & (q_low == k_low)
+        if self.pad is not None:
+            must_all = must_all & ~q.span(q_ids == self.pad)[1] & ~k.span(k_ids == self.pad)[1]
+        if is_concrete(q_ids) and is_concrete(k_ids) and (self.pad is None or is_concrete(self.pad)):
+            may_any = may_any & share_an_id(q, k, q_ids, k_ids, self.pad)
+        return may_any, must_all
+
+    def _span(self, side: Side, ids: Any) -> tuple[Any, Any]:
+        """Smallest and largest id that is not the pad's, per tile."""
+        if self.pad is None:
+            return side.span(ids)
+        xp = np if is_concrete(ids) and is_concrete(self.pad) else jnp
+        ends = np.iinfo(np.int32)
+        real = ids != self.pad
+        return side.span(xp.where(real, ids, ends.max))[0], side.span(xp.where(real, ids, ends.min))[1]
+
+
+@final
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
+class Where(Mask):
+    """Pairs that a function of the two positions allows.
+
+    Attributes:
+        fn: `fn(q_pos (t, 1), k_pos (1, s), *arrays)` gives booleans that broadcast to (t, s). Define it once: a fresh
+            closure traces anew at every call. What changes is passed as arrays.
+        arrays: come to `fn` whole; one per example through `vmap`.
+    """
+
+    fn: Callable[..., Any]
+    arrays: tuple[Any, ...]
+    reads_query_position: ClassVar[bool] = True
+
+    def __init__(self, fn: Callable[..., Any], *arrays: Any) -> None:
+        if not callable(fn):
+            raise TypeError(explain("mask", "Where(fn, *arrays) takes a function first.", {"fn": type(fn).__name__}))
+        object.__setattr__(self, "fn", fn)
+        object.__setattr__(self, "arrays", arrays)
+
+    def allows(self, q: Side, k: Side) -> Any:
+        return over_examples(self._pairs, q, k)
+
+    def bounds(self, q: Side, k: Side) -> tuple[Any, Any]:
+        return np.True_, np.False_
+
+    def _pairs(self, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
+        pairs, shape = jnp.asarray(self.fn(q_pos, k_pos, *self.arrays)), (q_pos.shape[0], k_pos.shape[1])
+        ends = zip(reversed(pairs.shape), reversed(shape), strict=False)
+        if pairs.dtype != bool or pairs.ndim > 2 or any(n not in (1, m) for n, m in ends):
+            rule = "the function of Where must give booleans that broadcast to (t, s)."
+            raise ValueError(explain("mask", rule, {"got": f"{pairs.dtype}{pairs.shape}", "(t, s)": shape}))
+        return jnp.broadcast_to(pairs, shape)
+
+    def __repr__(self) -> str:
+        name = getattr(self.fn, "__name__", "fn")
+        return f"Where({', '.join([name, *map(show, self.arrays)])})"
+
+
+def _integers(mask: Mask, name: str, *, minimum: int | None = None, required: bool = False, rows: bool = False) -> Any:
+    """A field checked: None, a Python int, or an integer array (with a row axis if `rows`)."""
+    value: Any = getattr(mask, name)
+    field = f"{type(mask).__name__}({name}=...)"
+    if value is None and not required:
+        return None
+    is_array = isinstance(value, (np.ndarray, np.integer, jax.Array))
+    whole = value.dtype.kind in "iu" if is_array else isinstance(value, int) and not isinstance(value, bool)
+    if not whole or (rows and np.ndim(value) == 0):
+        wanted = "an integer array with one entry per row" if rows else "an int or an integer array"
+        given = f"{value.dtype}{value.shape}" if is_array else repr(value)
+        remedy = "" if is_array or not isinstance(value, (list, tuple)) else "Make an array of it: np.asarray(...)."
+        raise TypeError(explain("mask", f"{field} must be {wanted}.", {name: given}, remedy))
+    if is_concrete(value):
+        if minimum is not None and np.min(value, initial=minimum) < minimum:
+            raise ValueError(explain("mask", f"{field} must be at least {minimum}.", {name: value}))
+        if np.max(np.abs(value), initial=0) > np.iinfo(np.int32).max:
+            raise ValueError(explain("mask", f"{field} must fit in 32 bits.", {name: value}))
+    return value.astype(np.int32) if is_array else value
+
+
+def _check_each(mask: Mask, name: str, plane: Plane) -> None:
+    """One number per call, or one per example."""
+    value = getattr(mask, name)
+    if np.ndim(value):
+        plane.check_batch(f"{type(mask).__name__}({name}=...)", np.shape(value))
+
+
+def _check_rows(mask: Mask, name: str, plane: Plane, rows: int) -> None:
+    """One entry per row, `(T,)` or batch axes + `(T,)`."""
+    value = getattr(mask, name)
+    if value is None:
+        return
+    if value.shape[-1] != rows:
+        rule = f"{type(mask).__name__}({name}=...) must have one entry per row."
+        raise ValueError(explain("attention", rule, {f"{name} ids": value.shape, "rows": rows}))
+    if value.ndim > 1:
+        plane.check_batch(f"{type(mask).__name__}({name}=...)", value.shape[:-1])
