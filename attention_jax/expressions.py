@@ -38,23 +38,30 @@ class Expression:
         return hash(jax.tree.structure(self))
 
 
-_LEAF = "leaf"  # stands in the static part for a field that is a leaf
+def _leaves(node: Expression) -> tuple[str, ...]:
+    """Names of the fields that are leaves: by their values, or as it was when JAX took the node apart.
+
+    JAX puts other things in the place of leaves (axes for `vmap`, placeholders); they stay leaves.
+    """
+    values = [(field.name, getattr(node, field.name)) for field in dataclasses.fields(node)]
+    return getattr(node, "_unflattened", None) or tuple(name for name, value in values if not _is_static(value))
 
 
 def _is_static(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float)) or callable(value)
 
 
-def _flatten(node: Expression) -> tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]]:
-    values = [(field.name, getattr(node, field.name)) for field in dataclasses.fields(node)]
-    children = tuple(value for _, value in values if not _is_static(value))
-    return children, tuple((name, value if _is_static(value) else _LEAF) for name, value in values)
+def _flatten(node: Expression) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    leaves = _leaves(node)
+    values = {field.name: getattr(node, field.name) for field in dataclasses.fields(node)}
+    static = tuple((name, value) for name, value in values.items() if name not in leaves)
+    return tuple(values[name] for name in leaves), (leaves, static)
 
 
-def _unflatten(cls: type, static: tuple[tuple[str, Any], ...], children: tuple[Any, ...]) -> Any:
-    node, rest = object.__new__(cls), iter(children)  # no constructor: JAX also unflattens placeholders
-    for name, value in static:
-        object.__setattr__(node, name, next(rest) if value is _LEAF else value)
+def _unflatten(cls: type, structure: tuple[Any, ...], children: tuple[Any, ...]) -> Any:
+    node, (leaves, static) = object.__new__(cls), structure  # no constructor: the children may be placeholders
+    for name, value in (*static, *zip(leaves, children, strict=True), ("_unflattened", leaves)):
+        object.__setattr__(node, name, value)
     return node
 
 

@@ -49,8 +49,8 @@ def attention_head(
     Example:
         >>> import jax.numpy as jnp
         >>> q, k, v = jnp.ones((1, 1)), jnp.array([[0.0], [jnp.log(3.0)]]), jnp.array([[4.0], [8.0]])
-        >>> attention_head(q, k, v).weights.round(3).tolist()
-        [[0.25, 0.75]]
+        >>> print(attention_head(q, k, v).weights.round(2))
+        [[0.25 0.75]]
 
     References:
         Vaswani et al., Attention Is All You Need, 2017, section 3.2.1.
@@ -70,7 +70,7 @@ def attention_head(
     total = jnp.where(some, unnormalised.sum(-1, keepdims=True), 1)
     weights = unnormalised / total
     # a product with 0 would let a hidden NaN through, so hidden terms are replaced, term by term
-    out = jnp.where(visible[:, :, None], weights[:, :, None] * values, 0).sum(1)
+    out = jnp.where(visible[:, :, None], weights[:, :, None] * values[None], 0).sum(1)
     lse = jnp.where(some, largest + jnp.log(total), -jnp.inf)[:, 0]
     return Attended(out.astype(q.dtype), lse, weights)
 
