@@ -11,6 +11,7 @@ from jax import lax
 from . import dropout as dropping
 from .errors import explain
 from .expressions import is_concrete
+from .kernels.axes import on_same_manual_axes
 from .kernels.call import Dropping, Operands, Setting
 from .mask_algebra import as_mask, check_broadcast
 from .sides import Plane
@@ -61,10 +62,12 @@ def resolve(
     if headless:
         q, k, v = q[None], k[None], v[None]
     dropped, grown = _dropping(dropout)
-    positions = plane.q_positions, plane.kv_positions
-    precision = None if jax.config.jax_default_matmul_precision else lax.Precision.HIGHEST
-    setting = Setting(jax.tree.map(lax.stop_gradient, mask), *positions, dropped, scale, precision)
-    return Resolved(*_on_same_axes((Operands(q, k, v, bias), setting)), grown, headless)
+    chosen = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
+    precision = None if chosen else lax.Precision.HIGHEST
+    mask = jax.tree.map(lax.stop_gradient, mask)
+    setting = Setting(mask, plane.q_positions, plane.kv_positions, dropped, scale, precision)
+    operands, setting = on_same_manual_axes((Operands(q, k, v, bias), setting))
+    return Resolved(operands, setting, grown, headless)
 
 
 def _floats(name: str, x: Any) -> jax.Array:
@@ -156,21 +159,3 @@ def _dropping(dropout: Any) -> tuple[Dropping | None, Any]:
     kept = jnp.where(rate < 1, 1 - rate, jnp.ones_like(rate))
     grown = jnp.where(rate < 1, 1 / kept, jnp.zeros_like(rate))
     return Dropping(dropping.seed_of(key), lax.stop_gradient(rate)), grown
-
-
-def _on_same_axes(tree: Any) -> Any:
-    """Inside `shard_map` every array must vary over the same mesh axes; those that vary over fewer are cast."""
-    leaves, structure = jax.tree.flatten(tree)
-    axes = [_varying(leaf) for leaf in leaves]
-    union = frozenset().union(*axes)
-    if not union:
-        return tree
-    cast = [
-        leaf if has == union else lax.pcast(jnp.asarray(leaf), tuple(sorted(union - has)), to="varying")
-        for leaf, has in zip(leaves, axes, strict=True)
-    ]
-    return jax.tree.unflatten(structure, cast)
-
-
-def _varying(leaf: Any) -> frozenset[str]:
-    return getattr(getattr(jax.typeof(leaf), "manual_axis_type", None), "varying", frozenset())

@@ -24,7 +24,7 @@ from .arguments import Resolved, resolve
 from .errors import explain
 from .kernels import KERNELS
 from .kernels.call import Operands, Setting
-from .kernels.rules import attend
+from .kernels.rules import attend, weights_of
 from .mask_algebra import Mask
 from .plans import Plan
 
@@ -163,7 +163,7 @@ def _run(
     operands: Operands, setting: Setting, grown: Any, name: str, headless: bool, dtype: Any, with_weights: bool
 ) -> tuple[Any, Any, Any]:
     out, lse = attend(KERNELS[name], operands, setting)
-    weights = KERNELS[name].weights(operands, setting, lse) if with_weights else None
+    weights = weights_of(KERNELS[name], operands, setting, lse) if with_weights else None
     if grown is not None:
         out = out * grown.astype(out.dtype)
     out = out.astype(dtype)

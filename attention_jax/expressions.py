@@ -15,6 +15,13 @@ def is_concrete(value: Any) -> bool:
     return isinstance(value, (int, float, np.ndarray, np.generic))
 
 
+def kind_of(value: Any) -> str:
+    """NumPy's letter for the kind of a number or array ("i", "u", "f", "b", ...), else the name of its type."""
+    if hasattr(value, "dtype"):
+        return value.dtype.kind
+    return {int: "i", float: "f", bool: "b"}.get(type(value), type(value).__name__)
+
+
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Expression:
     """Base of the nodes of an expression. A subclass is a frozen dataclass; every subclass becomes a pytree."""

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .errors import explain
-from .expressions import is_concrete, show
+from .expressions import is_concrete, kind_of, show
 from .mask_algebra import And as And
 from .mask_algebra import Dense as Dense
 from .mask_algebra import Full as Full
@@ -263,15 +263,14 @@ class Where(Mask):
 def _integers(mask: Mask, name: str, *, minimum: int | None = None, required: bool = False, rows: bool = False) -> Any:
     """A field checked: None, a Python int, or an integer array (with a row axis if `rows`)."""
     value: Any = getattr(mask, name)
-    field = f"{type(mask).__name__}({name}=...)"
-    if value is None and not required:
+    kind, is_array = kind_of(value), hasattr(value, "dtype")
+    if kind == "NoneType" and not required:
         return None
-    is_array = isinstance(value, (np.ndarray, np.integer, jax.Array))
-    whole = value.dtype.kind in "iu" if is_array else isinstance(value, int) and not isinstance(value, bool)
-    if not whole or (rows and np.ndim(value) == 0):
+    field = f"{type(mask).__name__}({name}=...)"
+    if kind not in "iu" or (rows and np.ndim(value) == 0):
         wanted = "an integer array with one entry per row" if rows else "an int or an integer array"
         given = f"{value.dtype}{value.shape}" if is_array else repr(value)
-        remedy = "" if is_array or not isinstance(value, (list, tuple)) else "Make an array of it: np.asarray(...)."
+        remedy = "Make an array of it: np.asarray(...)." if kind in ("list", "tuple") else ""
         raise TypeError(explain("mask", f"{field} must be {wanted}.", {name: given}, remedy))
     if is_concrete(value):
         if minimum is not None and np.min(value, initial=minimum) < minimum:

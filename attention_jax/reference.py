@@ -57,8 +57,8 @@ def attention_head(
     """
     exact = jnp.float64 if jnp.float64 in (q.dtype, k.dtype, v.dtype) else jnp.float32
     queries, keys, values = (x.astype(exact) for x in (q, k, v))
-    scale = max(q.shape[-1], 1) ** -0.5 if scale is None else jnp.asarray(scale, exact)
-    logits = jnp.matmul(queries, keys.T, precision=lax.Precision.HIGHEST) * scale
+    factor = max(q.shape[-1], 1) ** -0.5 if scale is None else scale
+    logits = jnp.matmul(queries, keys.T, precision=lax.Precision.HIGHEST) * jnp.asarray(factor, exact)
     visible = jnp.ones(logits.shape, bool) if mask is None else mask
     if bias is not None:
         visible = visible & (bias != -jnp.inf)

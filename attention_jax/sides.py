@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from .errors import explain
-from .expressions import is_concrete
+from .expressions import is_concrete, kind_of
 
 Rows = Any  # a NumPy or JAX array, oriented to the logits
 QUERY_AXIS, KEY_AXIS = -2, -1
@@ -178,10 +178,10 @@ class Plane:
 
 def _counted(name: str, positions: Any, rows: int, batch: tuple[int, ...]) -> Any:
     """Positions as an int32 array with one entry per row; None stays None (they count from 0)."""
-    if positions is None or (isinstance(positions, int) and positions == 0):
+    kind, is_array = kind_of(positions), hasattr(positions, "dtype")
+    if kind == "NoneType" or (not is_array and positions == 0):
         return None
-    is_array = hasattr(positions, "dtype")
-    if isinstance(positions, bool) or not (isinstance(positions, int) or (is_array and positions.dtype.kind in "iu")):
+    if kind not in "iu":
         given = f"{positions.dtype}{positions.shape}" if is_array else repr(positions)
         raise TypeError(explain("attention", f"{name} must be an int or an integer array.", {name: given}))
     if is_concrete(positions) and np.max(np.abs(positions), initial=0) > POSITION_LIMIT:

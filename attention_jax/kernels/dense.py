@@ -89,8 +89,8 @@ class Dense:
 
 
 def _computing(operands: Operands, dtype: Any, cleared: bool = False) -> Operands:
-    cast = [None if x is None else x.astype(dtype) for x in operands]
-    return Operands(*(clear(x) if cleared and x is not None else x for x in cast[:3]), cast[3])
+    cast = Operands(*(x if x is None else x.astype(dtype) for x in operands))
+    return Operands(clear(cast.q), clear(cast.k), clear(cast.v), cast.bias) if cleared else cast
 
 
 def _visible(operands: Operands, setting: Setting) -> Bool[Array, "..."] | None:
@@ -131,7 +131,8 @@ def _weights(
 def _dropped(weights: Float[Array, "... H T S"], operands: Operands, setting: Setting) -> Float[Array, "... H T S"]:
     if setting.dropping is None:
         return weights
-    kept = dropout.keep(*setting.dropping, weights.shape[:-2], *setting.plane(operands).whole())
+    (seed, rate), (q, k) = setting.dropping, setting.plane(operands).whole()
+    kept = dropout.keep(seed, rate, weights.shape[:-2], q, k)
     return jnp.where(kept, weights, jnp.zeros_like(weights))
 
 

@@ -14,7 +14,7 @@ these two does not run the forward pass again.
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,9 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+from jax.sharding import PartitionSpec
 
+from .axes import on_automatic_axes
 from .call import Cost, Operands, Setting
 
 
@@ -33,6 +35,7 @@ class Result(NamedTuple):
     lse: Any
 
 
+@runtime_checkable
 class Kernel(Protocol):
     """An implementation of attention. `operands` hold tangents or None where there is none."""
 
@@ -49,10 +52,17 @@ class Kernel(Protocol):
     def weights(self, operands: Operands, setting: Setting, lse: Any) -> Any: ...
 
 
+def weights_of(kernel: Kernel, operands: Operands, setting: Setting, lse: Any) -> Any:
+    """The weights of a kernel that can give them, after the softmax and before dropout."""
+    run = on_automatic_axes(kernel.weights, lambda *specs: PartitionSpec(*specs[0].q[:-1], None))
+    return run(operands, setting, lse)
+
+
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def attend(kernel: Kernel, operands: Operands, setting: Setting) -> Result:
     """(out, lse) of a kernel, differentiable in the operands any number of times, forwards and backwards."""
-    return _named(kernel.forward(operands, setting))
+    forward = on_automatic_axes(kernel.forward, lambda operands, _: _result_like(operands.q))
+    return _named(forward(operands, setting))
 
 
 def _attend_jvp(kernel: Kernel, primals: tuple[Operands, Setting], tangents: tuple[Any, Any]) -> tuple[Result, Result]:
@@ -68,6 +78,10 @@ def _attend_jvp(kernel: Kernel, primals: tuple[Operands, Setting], tangents: tup
 
 
 attend.defjvp(_attend_jvp, symbolic_zeros=True)
+
+
+def _result_like(q: PartitionSpec) -> Result:
+    return Result(PartitionSpec(*q[:-1], None), PartitionSpec(*q[:-1]))
 
 
 def _named(result: Result) -> Result:
@@ -87,7 +101,8 @@ def _tangent(*arrays: Any, kernel: Kernel, tree: Any, given: tuple[bool, ...], m
         operands, setting, result = jax.tree.unflatten(tree, arrays[: tree.num_leaves])
         along = iter(arrays[tree.num_leaves :])
         tangents = Operands(*(next(along) if there else None for there in given))
-        return list(kernel.tangent(operands, setting, result, tangents))
+        run = on_automatic_axes(kernel.tangent, lambda *specs: Result(*specs[2]))
+        return list(run(operands, setting, result, tangents))
 
     return _over_mapped(one, mapped)(*arrays)
 
@@ -114,7 +129,8 @@ def _transpose(cotangents: Any, *arrays: Any, kernel: Kernel, tree: Any, given: 
 
     def one(*arrays: Any) -> list[Any]:
         operands, setting, result = jax.tree.unflatten(tree, arrays[:start])
-        grads = kernel.backward(operands, setting, result, Result(*arrays[start:]))
+        run = on_automatic_axes(kernel.backward, lambda *specs: specs[0])
+        grads = run(operands, setting, result, Result(*arrays[start:]))
         return [grad for grad, there in zip(grads, given, strict=True) if there]
 
     along = map(ad.instantiate_zeros, cotangents)
