@@ -1,0 +1,19 @@
+"""What commands print: results to stdout, everything else to stderr."""
+
+import json
+import sys
+from typing import Any
+
+
+class InputError(Exception):
+    """The command line or an input is wrong; its text is all that the user sees, and the exit status is 2."""
+
+
+def say(line: str) -> None:
+    """A line for the person who waits."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def as_json(results: Any) -> str:
+    """Results as JSON, two spaces deep, with nothing that JSON cannot say (no NaN)."""
+    return json.dumps(results, indent=2, ensure_ascii=False, allow_nan=False)
