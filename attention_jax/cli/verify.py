@@ -158,7 +158,9 @@ def row_by_row(q: np.ndarray, k: np.ndarray, v: np.ndarray, visible: np.ndarray)
 
 def official(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool) -> np.ndarray:
     """The function that comes with JAX, whose layout is (T, H, D)."""
-    out = jax.nn.dot_product_attention(*(jnp.asarray(x).swapaxes(0, 1) for x in (q, k, v)), is_causal=causal)
+    q, k, v = (jnp.asarray(x).swapaxes(0, 1) for x in (q, k, v))
+    with jax.numpy_dtype_promotion("standard"):  # it mixes float64 values with its float32 softmax
+        out = jax.nn.dot_product_attention(q, k, v, is_causal=causal)
     return np.asarray(out).swapaxes(0, 1)
 
 
