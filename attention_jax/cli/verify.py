@@ -85,7 +85,7 @@ def lines(results: dict[str, Any]) -> list[str]:
     """The three lines of the verdict."""
     failed = {check["line"] for check in results["checks"] if not check["passed"]}
     verdicts = [f"{line}: {'DIFFERS' if line in failed else 'OK'}" for line in (FULL, CAUSAL)]
-    return [f"first row: {results['first_row']:.4f}", *verdicts]
+    return [f"first row: {float(results['first_row']):.4f}", *verdicts]
 
 
 def verify() -> dict[str, Any]:
@@ -158,9 +158,9 @@ def row_by_row(q: np.ndarray, k: np.ndarray, v: np.ndarray, visible: np.ndarray)
 
 def official(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool) -> np.ndarray:
     """The function that comes with JAX, whose layout is (T, H, D)."""
-    q, k, v = (jnp.asarray(x).swapaxes(0, 1) for x in (q, k, v))
+    theirs = [jnp.asarray(x).swapaxes(0, 1) for x in (q, k, v)]
     with jax.numpy_dtype_promotion("standard"):  # it mixes float64 values with its float32 softmax
-        out = jax.nn.dot_product_attention(q, k, v, is_causal=causal)
+        out = jax.nn.dot_product_attention(*theirs, is_causal=causal)
     return np.asarray(out).swapaxes(0, 1)
 
 
