@@ -10,5 +10,8 @@ from .masks import Prefix as Prefix
 from .masks import Segments as Segments
 from .masks import Where as Where
 from .masks import Window as Window
+from .multihead import init_mha as init_mha
+from .multihead import mha as mha
+from .rotary import Rotary as Rotary
 
 __version__ = "0.1.0"

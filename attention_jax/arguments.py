@@ -10,9 +10,9 @@ from jax import lax
 
 from . import dropout as dropping
 from .errors import explain
-from .expressions import is_concrete
+from .given import is_concrete, promoted
 from .kernels.axes import on_same_manual_axes
-from .kernels.call import Dropping, Operands, Setting
+from .kernels.call import Dropping, Operands, Setting, matmul_precision
 from .mask_algebra import as_mask, check_broadcast
 from .sides import Plane
 
@@ -62,10 +62,8 @@ def resolve(
     if headless:
         q, k, v = q[None], k[None], v[None]
     dropped, grown = _dropping(dropout)
-    chosen = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
-    precision = None if chosen else lax.Precision.HIGHEST
     mask = jax.tree.map(lax.stop_gradient, mask)
-    setting = Setting(mask, plane.q_positions, plane.kv_positions, dropped, scale, precision)
+    setting = Setting(mask, plane.q_positions, plane.kv_positions, dropped, scale, matmul_precision())
     operands, setting = on_same_manual_axes((Operands(q, k, v, bias), setting))
     return Resolved(operands, setting, grown, headless)
 
@@ -133,7 +131,7 @@ def _scaled(q: jax.Array, scale: Any, logits: tuple[int, ...]) -> tuple[jax.Arra
     if scale.ndim and not fits:
         rule = "scale must be a number, or have all axes of the logits with 1 for the keys."
         raise ValueError(explain("attention", rule, {"scale": scale.shape, "(..., H|1, T|1, 1)": full}))
-    wide = jnp.promote_types(q.dtype, jnp.float32)
+    wide = promoted(q.dtype, jnp.float32)
     return q.astype(wide) * scale.astype(wide), 1.0
 
 

@@ -18,10 +18,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Bool, Float, Int
 
 from .arguments import Resolved, resolve
 from .errors import explain
+from .given import AnyArray
 from .kernels import KERNELS
 from .kernels.call import Operands, Setting
 from .kernels.rules import attend, weights_of
@@ -30,16 +31,16 @@ from .plans import Plan
 
 
 def attention(
-    q: Float[Array, "*batch T D"],
-    k: Float[Array, "*shared S D"],
-    v: Float[Array, "*shared S V"],
-    mask: Mask | Bool[Array, "..."] | None = None,
+    q: Float[AnyArray, "*batch T D"],
+    k: Float[AnyArray, "*shared S D"],
+    v: Float[AnyArray, "*shared S V"],
+    mask: Mask | Bool[AnyArray, "..."] | None = None,
     *,
-    scale: float | Float[Array, "..."] | None = None,
-    bias: Float[Array, "..."] | None = None,
+    scale: float | Float[AnyArray, "..."] | None = None,
+    bias: Float[AnyArray, "..."] | None = None,
     dropout: tuple[Any, Any] | None = None,
-    q_positions: int | Int[Array, "..."] | None = None,
-    kv_positions: int | Int[Array, "..."] | None = None,
+    q_positions: int | Int[AnyArray, "..."] | None = None,
+    kv_positions: int | Int[AnyArray, "..."] | None = None,
     implementation: str | tuple[str, ...] = "auto",
     return_lse: bool = False,
     return_weights: bool = False,
@@ -104,7 +105,7 @@ def plan(
     q: Any,
     k: Any,
     v: Any,
-    mask: Mask | Bool[Array, "..."] | None = None,
+    mask: Mask | Bool[AnyArray, "..."] | None = None,
     *,
     scale: Any = None,
     bias: Any = None,

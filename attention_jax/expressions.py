@@ -9,17 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-
-def is_concrete(value: Any) -> bool:
-    """Whether a value can be read without stalling a device: Python's and NumPy's only."""
-    return isinstance(value, (int, float, np.ndarray, np.generic))
-
-
-def kind_of(value: Any) -> str:
-    """NumPy's letter for the kind of a number or array ("i", "u", "f", "b", ...), else the name of its type."""
-    if hasattr(value, "dtype"):
-        return value.dtype.kind
-    return {int: "i", float: "f", bool: "b"}.get(type(value), type(value).__name__)
+from .given import is_concrete
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .errors import explain
-from .expressions import Expression, is_concrete
+from .expressions import Expression
+from .given import is_concrete
 from .pictures import Picture
 from .sides import Plane, Side
 

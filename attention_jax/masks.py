@@ -1,10 +1,9 @@
 """Which keys each query may attend to, as functions of positions.
 
 A mask is a small immutable expression: leaves such as `Causal()` and `Lengths(kv=...)`, joined by `&`, `|` and `~`. It
-stores no shape and no (T, S) array. Positions decide what `Causal`, `Window`, `Prefix` and `Where` see; rows of the
-arrays decide what `Lengths`, `Segments` and `Dense` mean. A new mask is one class here.
-
-Python numbers in a mask are static (a new value traces anew); arrays, NumPy's included, are leaves and may be traced.
+stores no shape. Positions decide what `Causal`, `Window`, `Prefix` and `Where` see; rows of the arrays decide what
+`Lengths`, `Segments` and `Dense` mean. A new mask is one class here. Python numbers in a mask are static (a new value
+traces anew); arrays, NumPy's included, are leaves and may be traced.
 
 Example:
     >>> from attention_jax.masks import Causal, Window
@@ -21,7 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .errors import explain
-from .expressions import is_concrete, kind_of, show
+from .expressions import show
+from .given import is_concrete, kind_of
 from .mask_algebra import And as And
 from .mask_algebra import Dense as Dense
 from .mask_algebra import Full as Full
@@ -88,6 +88,8 @@ class Window(Mask):
         if self.right is not None:
             right = q.each(self.right)
             may_any, must_all = may_any & (k_low <= q_high + right), must_all & (k_high <= q_low + right)
+        if self.left is not None and self.right is not None:
+            may_any = may_any & (q.each(self.left) + q.each(self.right) >= 0)  # else no distance is inside
         return may_any, must_all
 
 
@@ -215,8 +217,7 @@ class Segments(Mask):
         if self.pad is None:
             return side.span(ids)
         xp = np if is_concrete(ids) and is_concrete(self.pad) else jnp
-        ends = np.iinfo(np.int32)
-        real = ids != self.pad
+        ends, real = np.iinfo(np.int32), ids != self.pad
         return side.span(xp.where(real, ids, ends.max))[0], side.span(xp.where(real, ids, ends.min))[1]
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from .errors import explain
-from .expressions import is_concrete, kind_of
+from .given import is_concrete, kind_of
 
 Rows = Any  # a NumPy or JAX array, oriented to the logits
 QUERY_AXIS, KEY_AXIS = -2, -1

@@ -8,6 +8,7 @@ os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")  
 
 import jax
 import jaxtyping
+import pytest
 
 with jaxtyping.install_import_hook("attention_jax", "beartype.beartype"):
     import attention_jax  # noqa: F401
@@ -18,3 +19,11 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 CACHE = pathlib.Path(__file__).parent.parent / ".jax_cache" / jax.__version__
 jax.config.update("jax_compilation_cache_dir", str(CACHE))  # one compile cache for all workers and runs
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+
+
+@pytest.fixture
+def plain_errors():
+    """Our own messages: without this the check of shapes and types at run time speaks first."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

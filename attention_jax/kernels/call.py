@@ -75,6 +75,12 @@ def computing_dtype(operands: Operands) -> np.dtype:
     return jnp.dtype(jnp.float64 if wide else jnp.float32)
 
 
+def matmul_precision() -> lax.Precision | None:
+    """Float32 means float32 products on every platform, unless the caller has configured the precision (None)."""
+    configured = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
+    return None if configured else lax.Precision.HIGHEST
+
+
 class Cost(NamedTuple):
     """What a call costs, forward and for the gradient (forward and backward together).
 

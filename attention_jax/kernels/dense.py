@@ -104,11 +104,9 @@ def _visible(operands: Operands, setting: Setting) -> Bool[Array, "..."] | None:
 
 def _some(visible: Bool[Array, "..."] | None, logits: Float[Array, "... T S"]) -> Bool[Array, "... T 1"]:
     """Which rows see anything."""
-    return (
-        jnp.full_like(logits[..., :1], bool(logits.shape[-1]), bool)
-        if visible is None
-        else visible.any(-1, keepdims=True)
-    )
+    if visible is not None:
+        return visible.any(-1, keepdims=True)
+    return jnp.full_like(logits[..., :1].sum(-1, keepdims=True), logits.shape[-1] > 0, bool)
 
 
 def _logits(operands: Operands, setting: Setting) -> Float[Array, "... H T S"]:
