@@ -85,7 +85,9 @@ class Dense:
         width = operands.q.shape[-1] + operands.v.shape[-1]
         backward = 2 * pairs * (width + 2 * operands.q.shape[-1] + operands.v.shape[-1]) + pairs
         forward = 2 * pairs * width + pairs
-        return Cost(forward, forward + backward, 2 * pairs * size, 3 * pairs * size)
+        seen = 1 if setting.hides(operands) else 0  # one byte for each pair: whether it is visible
+        peak, gradient_peak = 2 * size + seen, 3 * size + seen * (size + 2)  # read off compiled programs
+        return Cost(forward, forward + backward, pairs * peak, pairs * gradient_peak)
 
 
 def _computing(operands: Operands, dtype: Any, cleared: bool = False) -> Operands:
