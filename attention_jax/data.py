@@ -1,6 +1,6 @@
 """Where tokens come from: a text whose tokens are its bytes, what counting predicts of it, and associative recall.
 
-Nothing here knows of models. Texts and windows are NumPy on the host; a recall batch is drawn from a JAX key.
+Nothing here knows of models, and all of it is NumPy on the host: drawing a batch compiles nothing.
 """
 
 import dataclasses
@@ -12,12 +12,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, Key
+from jaxtyping import Int
 
 from .errors import explain
+from .given import AnyArray
 
 BYTES = 256
 LEAST_BYTES = 4096  # below this the validation tenth holds no more than three windows of 128 bytes
@@ -115,7 +114,8 @@ def ngram_bits(train: np.ndarray, validation: np.ndarray, order: int) -> float:
     """Bits per byte that a table of counts gives to the validation text; what any model that reads context must beat.
 
     p(b | the order - 1 bytes before) = (n(context, b) + 0.05) / (n(context) + 0.05 · 256): additive smoothing, with no
-    back-off to shorter contexts. On the manual of Python 3.11 the bigram (order 2) gives 3.34 and the trigram (order 3) 2.53.
+    back-off to shorter contexts. On the manual of Python 3.11 the bigram (order 2) gives 3.34, the trigram (order 3)
+    2.53.
     Every validation byte is scored but the first order - 1, which have no full context.
 
     Args:
@@ -186,16 +186,16 @@ class RecallBatch(NamedTuple):
         answers: (B, 2P), the value to be given at each query; -1 at the pairs, where nothing is asked.
     """
 
-    keys: Int[Array, "B L"]
-    values: Int[Array, "B L"]
-    answers: Int[Array, "B L"]
+    keys: Int[AnyArray, "B L"]
+    values: Int[AnyArray, "B L"]
+    answers: Int[AnyArray, "B L"]
 
 
 RECALL_KEYS = 64
 RECALL_VALUES = 16
 
 
-def recall_batch(key: Key[Array, ""], batch: int, pairs: int) -> RecallBatch:
+def recall_batch(rng: np.random.Generator, batch: int, pairs: int) -> RecallBatch:
     """Draws sequences of `pairs` distinct keys with random values, then asks for every key once, in a new random order.
 
     A guess is right with probability 1/16. The distance between a pair and its query is P on average.
@@ -204,24 +204,20 @@ def recall_batch(key: Key[Array, ""], batch: int, pairs: int) -> RecallBatch:
         ValueError: more pairs than there are keys (64).
 
     Example:
-        >>> drawn = recall_batch(jax.random.key(0), batch=2, pairs=3)
+        >>> drawn = recall_batch(np.random.default_rng(0), batch=2, pairs=3)
         >>> drawn.keys.shape, drawn.answers[0, :3].tolist()
         ((2, 6), [-1, -1, -1])
     """
     if not 1 <= pairs <= RECALL_KEYS:
         facts = {"pairs": pairs, "keys": RECALL_KEYS}
         raise ValueError(explain("recall_batch", "keys must be distinct, so there are 1 to 64 pairs.", facts))
-
-    def one(key: Array) -> RecallBatch:
-        for_keys, for_values, for_order = jax.random.split(key, 3)
-        keys = jax.random.permutation(for_keys, jnp.arange(RECALL_KEYS, dtype=jnp.int32))[:pairs]
-        values = jax.random.randint(for_values, (pairs,), 1, RECALL_VALUES + 1, jnp.int32)
-        asked = jax.random.permutation(for_order, jnp.arange(pairs, dtype=jnp.int32))
-        nothing = jnp.zeros_like(values)
-        return RecallBatch(
-            jnp.concatenate([keys, keys[asked]]),
-            jnp.concatenate([values, nothing]),
-            jnp.concatenate([nothing - 1, values[asked]]),
-        )
-
-    return jax.vmap(one)(jax.random.split(key, batch))
+    all_keys = np.tile(np.arange(RECALL_KEYS, dtype=np.int32), (batch, 1))
+    keys = rng.permuted(all_keys, axis=1)[:, :pairs]
+    values = rng.integers(1, RECALL_VALUES + 1, (batch, pairs), np.int32)
+    asked = rng.permuted(np.tile(np.arange(pairs), (batch, 1)), axis=1)
+    nothing = np.zeros_like(values)
+    return RecallBatch(
+        np.concatenate([keys, np.take_along_axis(keys, asked, axis=1)], axis=1),
+        np.concatenate([values, nothing], axis=1),
+        np.concatenate([nothing - 1, np.take_along_axis(values, asked, axis=1)], axis=1),
+    )
