@@ -6,6 +6,7 @@ Exit status: 0; 1 a check failed; 2 usage or input; 130 interrupted (SIGTERM lik
 import argparse
 import importlib
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with _sigterm_like_ctrl_c():
             options = _parser().parse_args(argv)
+            options.words = list(sys.argv[1:] if argv is None else argv)
             choose_platform(options.platform)
             return _load(options.command).run(options)
     except InputError as error:

@@ -18,8 +18,11 @@ class Display:
         self.console.print(text, markup=False)
 
     @contextmanager
-    def bar(self, title: str, total: float) -> Iterator[Callable[[float, str], None]]:
-        """A bar while the block runs; the function it gives takes how much is done, and what to say beside the bar."""
+    def bar(self, title: str, total: float | None) -> Iterator[Callable[..., None]]:
+        """A bar while the block runs; the function it gives takes how much is done, and what to say beside the bar.
+
+        Without a `total` the bar only says that something is being done.
+        """
         says = TextColumn("{task.fields[says]}", markup=False)
         columns = (TextColumn("{task.description:<24}", markup=False), BarColumn(32), says, TimeElapsedColumn())
         hidden = not self.console.is_terminal

@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -39,11 +39,11 @@ DASHES = {
 MARKERS = {"attention": "o", "gru": "s", "linear": "D", "lstm": "^", "elman": "v"}
 
 
-def draw(results: Results, folder: pathlib.Path) -> list[str]:
-    """Draw what `results` hold into `folder`; the names of the plots drawn, as in `learning-light.png`."""
+def draw(results: Results, folder: pathlib.Path, parts: Collection[str]) -> list[str]:
+    """Draw what `results` hold of some parts into `folder`; the names of the plots, as in `learning-light.png`."""
     drawn = []
     for name, (part, plot) in PLOTS.items():
-        if results["parts"].get(part) is None:
+        if part not in parts or results["parts"].get(part) is None:
             continue
         figures = [(theme, plot(results["parts"][part], theme)) for theme in THEMES]
         for theme, figure in figures:
@@ -109,8 +109,10 @@ def timing(time: Results, theme: Theme) -> Figure | None:
                 [row["median_ms"] - row["lower_quartile_ms"] for row in rows],
                 [row["upper_quartile_ms"] - row["median_ms"] for row in rows],
             ]
-            axes.errorbar([row["length"] for row in rows], middle, yerr=bars, elinewidth=1, **_layer(layer, theme))
-        _logarithmic(axes, [row["length"] for row in time["timings"]])
+            axes.errorbar(
+                [row["length_tokens"] for row in rows], middle, yerr=bars, elinewidth=1, **_layer(layer, theme)
+            )
+        _logarithmic(axes, [row["length_tokens"] for row in time["timings"]])
         axes.set_title(direction, fontsize=10, color=theme.ink)
     panels[0].set_ylabel("milliseconds per call (median)")
     _legend(figure, panels[0], theme)
@@ -124,9 +126,9 @@ def chains(time: Results, theme: Theme) -> Figure | None:
         return None
     figure, (axes,) = _panels(theme, 1)
     for layer in dict.fromkeys(row["layer"] for row in rows):
-        points = [(row["length"], row["steps"]) for row in rows if row["layer"] == layer]
+        points = [(row["length_tokens"], row["steps"]) for row in rows if row["layer"] == layer]
         axes.plot(*zip(*points, strict=True), **_layer(layer, theme))
-    _logarithmic(axes, [row["length"] for row in rows])
+    _logarithmic(axes, [row["length_tokens"] for row in rows])
     axes.set_ylabel("steps that wait for each other")
     _legend(figure, axes, theme)
     return figure

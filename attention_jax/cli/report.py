@@ -5,6 +5,7 @@ Each file is written beside its place and then moved there, so a reader, or a ki
 
 import json
 import pathlib
+import shutil
 import tempfile
 from typing import Any
 
@@ -38,14 +39,14 @@ class Report:
             **header,
             "parts": {},
         }
+        self.drawn: set[str] = set()
         clear(folder)
 
-    def write(self, drawing: bool = True) -> None:
-        """Bring the folder up to date with `results`; without `drawing`, only `results.json`."""
+    def write(self, *changed: str) -> None:
+        """Bring the folder up to date with `results`; plots are drawn anew for the parts that have changed."""
         _write(self.folder / "results.json", as_json(self.results) + "\n")
-        if drawing:
-            drawn = plots.draw(self.results, self.folder)
-            _write(self.folder / "index.html", page(self.results, drawn))
+        self.drawn |= set(plots.draw(self.results, self.folder, changed))
+        _write(self.folder / "index.html", page(self.results, self.drawn))
 
 
 def claim(folder: pathlib.Path) -> None:
@@ -56,7 +57,7 @@ def claim(folder: pathlib.Path) -> None:
             pass
     except OSError as error:
         raise InputError(f"--out {folder}: the folder cannot be written ({error.strerror or error})") from None
-    made_by_others = [name for name in ("results.json", "index.html") if (folder / name).exists()]
+    made_by_others = [name for name in ("results.json", "index.html", CHECKPOINTS) if (folder / name).exists()]
     if made_by_others and not _is_report(folder):
         raise InputError(
             f"--out {folder}: it holds {made_by_others[0]}, which is not of a report; choose another folder"
@@ -64,16 +65,15 @@ def claim(folder: pathlib.Path) -> None:
 
 
 def clear(folder: pathlib.Path) -> None:
-    """Remove what an earlier run left, so that no old plot stands beside new numbers."""
-    for name in (
-        "results.json",
-        "index.html",
-        *(f"{plot}-{theme.name}.png" for plot in plots.PLOTS for theme in plots.THEMES),
-    ):
+    """Remove what an earlier run left, so that no old plot or checkpoint stands beside new numbers."""
+    for mixer in names.MIXERS:
+        shutil.rmtree(folder / CHECKPOINTS / mixer, ignore_errors=True)
+    drawn = [f"{plot}-{theme.name}.png" for plot in plots.PLOTS for theme in plots.THEMES]
+    for name in (*drawn, "index.html", "results.json"):  # the last one says whose the folder is
         (folder / name).unlink(missing_ok=True)
 
 
-def page(results: dict[str, Any], drawn: list[str]) -> str:
+def page(results: dict[str, Any], drawn: set[str]) -> str:
     """The page of a report.
 
     Args:
@@ -88,6 +88,7 @@ def page(results: dict[str, Any], drawn: list[str]) -> str:
     parts = {name: results["parts"].get(name) for name in sentences.PARTS}
     return environment.get_template("report.html").render(
         results,
+        results=results,
         parts=parts,
         drawn=drawn,
         say=sentences,

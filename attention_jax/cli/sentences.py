@@ -142,7 +142,7 @@ def speed(time: Results) -> list[str]:
 def recall(part: Results) -> list[str]:
     """Who finds the pair again, by the share of right answers."""
     said = []
-    for model in part["models"]:
+    for model in filter(lambda model: model["runs"], part["models"]):
         runs = model["runs"]
         learned = [run["pairs"] for run in runs if run["accuracy"] >= LEARNED_RECALL]
         if not learned:
@@ -150,8 +150,7 @@ def recall(part: Results) -> list[str]:
         else:
             verdict = "" if len(learned) == len(runs) else f"; beyond {max(learned)} pairs {NOT_LEARNED}"
         shares = listed([f"{percent(run['accuracy'])} at {run['pairs']} pairs" for run in runs])
-        if runs:
-            said.append(f"{start(_name(model))} answers right {shares}{verdict}.")
+        said.append(f"{start(_name(model))} answers right {shares}{verdict}.")
     return [*said, f"Guessing gives {percent(part['chance_accuracy'])}."] if said else ["Nothing was measured."]
 
 
