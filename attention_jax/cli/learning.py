@@ -125,8 +125,8 @@ def train_one(
 ) -> None:
     """Train one model, look at the unseen text after 1/2ⁿ, …, 1/4, 1/2 and all of the steps, and save it.
 
-    Fills `record`: `parameters`, `steps` of `steps_planned`, `tokens` read, `seconds` of training alone,
-    `seconds_to_prepare` (draw parameters, compile), `tokens_per_second`, `curve`, and of its last point `validation_bits_per_byte`.
+    Fills `record`: `parameters`, `steps` of `steps_planned`, `tokens` read, `seconds_to_prepare` (draw parameters,
+    compile), `seconds` of training alone, `tokens_per_second`, `curve`, and its last `validation_bits_per_byte`.
     """
     reading, unseen = text
     record |= {

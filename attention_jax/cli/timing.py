@@ -62,7 +62,7 @@ def layers(seed: int) -> dict[str, Layer]:
         made[name] = Layer(name, _attend, _drawn(draw, {name: each.shape for name, each in shapes.items()}))
     for cell in ("gru", "lstm", "linear"):
         params = _drawn(draw, recurrent.CELLS[cell].shapes(WIDTH, WIDTH))
-        params |= {name: np.zeros_like(array) for name, array in params.items() if array.ndim == 1}
+        params |= {name: jnp.zeros_like(array) for name, array in params.items() if array.ndim == 1}
         made[cell] = Layer(cell, _recur(cell), params)
         if cell in AGAINST:
             made[AGAINST[cell]] = _of_flax(cell, params)
@@ -71,9 +71,10 @@ def layers(seed: int) -> dict[str, Layer]:
     return made
 
 
-def _drawn(draw: np.random.Generator, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+def _drawn(draw: np.random.Generator, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, jax.Array]:
     """Numbers as small as trained ones; NumPy draws without compiling anything."""
-    return {name: draw.normal(0, WIDTH**-0.5, shape).astype(np.float32) for name, shape in shapes.items()}
+    drawn = {name: draw.normal(0, WIDTH**-0.5, shape) for name, shape in shapes.items()}
+    return {name: jnp.asarray(array, jnp.float32) for name, array in drawn.items()}
 
 
 def _attend(params: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
