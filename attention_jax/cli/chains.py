@@ -11,7 +11,7 @@ iteration does before it needs the carry (a projection of its own inputs) starts
 hangs on the carry adds up. So a map counts its body once, a recurrence counts T times what lies between one carry
 and the next. A `while` is treated so where its number of trips can be read off (a counter with a known start, step and
 bound); else it is walked once and the chain is marked as a lower bound. That mark also meets primitives that hold
-code of a kind not known here.
+code of a kind not known here, and those that are not JAX's own, whose code the jaxpr does not show.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, primitives
 
 _MOVING = """
 bitcast_convert_type broadcast broadcast_in_dim concatenate convert_element_type copy copy_p device_put dynamic_slice
@@ -37,10 +37,12 @@ CALLS = {  # primitives that run the code they hold once, in place
     "checkpoint": "jaxpr",
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
+    "custom_vmap_call": "call",
     "custom_vjp_call_jaxpr": "fun_jaxpr",
     "custom_lin": "call_jaxpr",
     "shard_map": "jaxpr",
 }
+KNOWN = {each.name for each in vars(primitives).values() if isinstance(each, Primitive)} | MOVES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +102,7 @@ class _Walk:
         if name in CALLS and CALLS[name] in eqn.params:
             return self.jaxpr(_open(eqn.params[CALLS[name]]), inputs)
         held = [_open(each) for each in eqn.params.values() if isinstance(each, ClosedJaxpr | Jaxpr)]
-        if any(inner.eqns and not _is_monoid(name) for inner in held):
+        if name not in KNOWN or any(inner.eqns and not _is_monoid(name) for inner in held):
             self.exact = False
         return [max(inputs, default=0) + (name not in MOVES)] * len(eqn.outvars)
 

@@ -1,13 +1,14 @@
 """The pictures of a report, each in a light and a dark version. All numbers come from `results.json`."""
 
 import dataclasses
+import math
 import pathlib
 from collections.abc import Callable, Collection
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator, PercentFormatter
 
 from .names import COLOURS, LAYERS, MIXERS, count, mixer_of
 
@@ -195,7 +196,14 @@ def _legend(figure: Figure, axes: Axes, theme: Theme) -> None:
     handles, labels = axes.get_legend_handles_labels()
     columns = len(labels) if len(labels) <= 5 else (len(labels) + 1) // 2
     figure.legend(
-        handles, labels, loc="outside upper left", ncols=columns, frameon=False, labelcolor=theme.ink, fontsize=9.5
+        handles,
+        labels,
+        loc="outside upper left",
+        ncols=columns,
+        frameon=False,
+        labelcolor=theme.ink,
+        fontsize=9.5,
+        handlelength=3,
     )
     for each in figure.axes:
         for text in each.texts:
@@ -221,6 +229,10 @@ def _logarithmic(axes: Axes, lengths: list[int]) -> None:
     axes.set_yscale("log")
     axes.set_xlabel("length T of the sequence (tokens)")
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: count(value) if value >= 1 else f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    low, high = axes.get_ylim()
+    if high < 10 * low:  # less than a decade would hold one tick or none
+        axes.set_ylim(10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high)))
     _ticks(axes, lengths)
 
 

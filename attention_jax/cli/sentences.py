@@ -161,12 +161,12 @@ def _answer_about_text(train: Results | None, text: Results) -> list[str]:
     each = " each (within 2 %)" if len(models) > 1 else ""
     said = (
         f"On {size(text['size_bytes'])} of text, with {count(models[0]['parameters'])} parameters{each} and "
-        f"{models[0]['tokens'] / 1e6:.2g} million bytes read in training: {best(models)}"
+        f"{size(models[0]['tokens'])} read in training: {best(models)}"
     )
     behind = [_name(model) for model in models if model["validation_bits_per_byte"] >= train["bigram_bits_per_byte"]]
     said += f" {start(listed(behind))}: {NOT_LEARNED}." if behind else ""
     if len(models) > 1:
-        times = [f"{_name(model)} {model['seconds']:.0f} s" for model in models]
+        times = [f"{model['seconds']:.0f} s with {_name(model)}" for model in models]
         said += f" Training took {listed(times)}."
     return [said]
 
@@ -175,10 +175,11 @@ def _answer_about_order(time: Results | None) -> list[str]:
     rows = [row for row in (time or {}).get("chains", []) if row["direction"] == "forward"]
     longest = max((row["length_tokens"] for row in rows), default=0)
     at = {row["layer"]: row["steps"] for row in rows if row["length_tokens"] == longest}
-    chosen = [f"{LAYERS[layer]}, {count(at[layer])}" for layer in ("attention 8 heads", "gru", "lstm") if layer in at]
-    return (
-        [f"Steps that must wait for each other to read {count(longest)} tokens: {'; '.join(chosen)}."] if chosen else []
-    )
+    layers = {"attention 8 heads": "attention", "gru": MIXERS["gru"], "lstm": MIXERS["lstm"]}
+    chosen = [f"{count(at[layer])} in {name}" for layer, name in layers.items() if layer in at]
+    if not chosen:
+        return []
+    return [f"To read {count(longest)} tokens, steps that must wait for each other: {listed(chosen)}."]
 
 
 def _answer_about_recall(part: Results | None) -> list[str]:
