@@ -8,11 +8,13 @@ import importlib
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
 from .. import __version__
+from .budget import seconds_since_start
 from .console import InputError, say
 from .devices import choose_platform
 
@@ -38,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _sigterm_like_ctrl_c():
             options = _parser().parse_args(argv)
             options.words = list(sys.argv[1:] if argv is None else argv)
+            options.begun = time.perf_counter() - (seconds_since_start() if argv is None else 0.0)
             choose_platform(options.platform)
             return _load(options.command).run(options)
     except InputError as error:

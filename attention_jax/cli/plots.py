@@ -149,12 +149,12 @@ def recall(part: Results, theme: Theme) -> Figure | None:
         )
     axes.axhline(part["chance_accuracy"], color=theme.ink, linewidth=0.9, linestyle=(0, (2, 3)))
     axes.text(
-        0.99,
+        0.01,
         part["chance_accuracy"],
         "guessing",
         transform=axes.get_yaxis_transform(),
-        ha="right",
-        va="bottom",
+        ha="left",
+        va="top",
         fontsize=8.5,
     )
     axes.set(

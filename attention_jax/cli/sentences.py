@@ -1,5 +1,6 @@
 """What a report says in words. Every sentence is chosen by the numbers of the run, never by what was expected."""
 
+import math
 from typing import Any
 
 from .names import LAYERS, MIXERS, count, listed, percent, size, start
@@ -150,7 +151,7 @@ def recall(part: Results) -> list[str]:
         else:
             verdict = "" if len(learned) == len(runs) else f"; beyond {max(learned)} pairs {NOT_LEARNED}"
         shares = listed([f"{percent(run['accuracy'])} at {run['pairs']} pairs" for run in runs])
-        said.append(f"{start(_name(model))} answers right {shares}{verdict}.")
+        said.append(f"{start(_name(model))} gives the right answer to {shares}{verdict}.")
     return [*said, f"Guessing gives {percent(part['chance_accuracy'])}."] if said else ["Nothing was measured."]
 
 
@@ -158,7 +159,8 @@ def _answer_about_text(train: Results | None, text: Results) -> list[str]:
     models = _judged(train) if train else []
     if not train or not models:
         return []
-    each = " each (within 2 %)" if len(models) > 1 else ""
+    sizes = [model["parameters"] for model in models]
+    each = f" each (within {math.ceil(100 * (max(sizes) / min(sizes) - 1)) or 1} %)" if len(models) > 1 else ""
     said = (
         f"On {size(text['size_bytes'])} of text, with {count(models[0]['parameters'])} parameters{each} and "
         f"{size(models[0]['tokens'])} read in training: {best(models)}"
