@@ -66,8 +66,7 @@ def layers(seed: int) -> dict[str, Layer]:
         made[cell] = Layer(cell, _recur(cell), params)
         if cell in AGAINST:
             made[AGAINST[cell]] = _of_flax(cell, params)
-    if hasattr(recurrent, "unroll_associative"):
-        made["linear associative"] = Layer("linear associative", _recur_at_once, made["linear"].params)
+    made["linear associative"] = Layer("linear associative", _recur_at_once, made["linear"].params)
     return made
 
 
