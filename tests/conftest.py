@@ -27,3 +27,13 @@ def plain_errors():
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+def pytest_collection_modifyitems(config, items):
+    """The full product runs only where it is asked for, `-m full`."""
+    if "full" in config.getoption("markexpr"):
+        return
+    full = [item for item in items if item.get_closest_marker("full")]
+    if full:
+        config.hook.pytest_deselected(items=full)
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
