@@ -99,7 +99,7 @@ def _step(graphdef: nnx.GraphDef, loss: Loss, clip: float, weight_decay: float) 
     @functools.partial(jax.jit, donate_argnums=0)
     def step(state: _State, batch: PyTree, rate: Float[Array, ""]) -> tuple[_State, Array]:
         def of(params: PyTree) -> tuple[Array, PyTree]:
-            model = nnx.merge(graphdef, params, state.others)
+            model = nnx.merge(graphdef, params, state.others, copy=True)  # the counters inside it advance here
             value = loss(model, batch)
             _, _, others = nnx.split(model, nnx.Param, ...)
             return value, others
