@@ -89,7 +89,7 @@ def _recur(cell: str) -> Function:
     return lambda params, x: recurrent.unroll(recurrent.CELLS[cell], params, x)[1]
 
 
-def _recur_at_once(params: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
+def _recur_at_once(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
     return recurrent.unroll_associative(params, x)[1]
 
 
