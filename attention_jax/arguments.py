@@ -13,6 +13,7 @@ from .errors import explain
 from .given import is_concrete, promoted
 from .kernels.axes import on_same_manual_axes
 from .kernels.call import Dropping, Operands, Setting, matmul_precision
+from .kernels.junk import clear
 from .mask_algebra import as_mask, check_broadcast
 from .sides import Plane
 
@@ -132,7 +133,19 @@ def _scaled(q: jax.Array, scale: Any, logits: tuple[int, ...]) -> tuple[jax.Arra
         rule = "scale must be a number, or have all axes of the logits with 1 for the keys."
         raise ValueError(explain("attention", rule, {"scale": scale.shape, "(..., H|1, T|1, 1)": full}))
     wide = promoted(q.dtype, jnp.float32)
-    return q.astype(wide) * scale.astype(wide), 1.0
+    return _times(q.astype(wide), scale.astype(wide)), 1.0
+
+
+@jax.custom_jvp
+def _times(q: jax.Array, scale: jax.Array) -> jax.Array:
+    """q · scale, where a NaN in q reaches the gradient of the scale only through a row that has a gradient."""
+    return q * scale
+
+
+@_times.defjvp
+def _times_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    (q, scale), (d_q, d_scale) = primals, tangents
+    return _times(q, scale), _times(d_q, scale) + clear(q) * d_scale
 
 
 def _dropping(dropout: Any) -> tuple[Dropping | None, Any]:

@@ -184,7 +184,8 @@ def _counted(name: str, positions: Any, rows: int, batch: tuple[int, ...]) -> An
     if kind not in "iu":
         given = f"{positions.dtype}{positions.shape}" if is_array else repr(positions)
         raise TypeError(explain("attention", f"{name} must be an int or an integer array.", {name: given}))
-    if is_concrete(positions) and np.max(np.abs(positions), initial=0) > POSITION_LIMIT:
+    ends = (np.min(positions, initial=0), np.max(positions, initial=0)) if is_concrete(positions) else (0, 0)
+    if not -POSITION_LIMIT <= ends[0] <= ends[1] <= POSITION_LIMIT:
         raise ValueError(explain("attention", f"{name} must lie within ±2^30.", {name: positions}))
     shape = np.shape(positions)
     fits = len(shape) == len(batch) + 1 and all(n in (1, b) for n, b in zip(shape, batch, strict=False))

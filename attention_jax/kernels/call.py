@@ -49,7 +49,7 @@ class Setting:
         q_positions, kv_positions: int32, `(T,)` or batch axes + `(T,)`; None: they count from 0.
         dropping: None, or what to drop.
         scale: factor of the products q·k.
-        precision: of the products; None leaves it to the caller's configuration.
+        precision: of the products, as `jax.lax.dot_general` takes it.
     """
 
     mask: Mask
@@ -57,7 +57,7 @@ class Setting:
     kv_positions: Any
     dropping: Dropping | None
     scale: float = dataclasses.field(metadata={"static": True})
-    precision: lax.Precision | None = dataclasses.field(metadata={"static": True})
+    precision: Any = dataclasses.field(metadata={"static": True})
 
     def plane(self, operands: Operands) -> Plane:
         """The plane of the logits."""
@@ -75,10 +75,13 @@ def computing_dtype(operands: Operands) -> np.dtype:
     return jnp.dtype(jnp.float64 if wide else jnp.float32)
 
 
-def matmul_precision() -> lax.Precision | None:
-    """Float32 means float32 products on every platform, unless the caller has configured the precision (None)."""
+def matmul_precision() -> Any:
+    """The precision that the caller has configured; or else float32 means float32 products on every platform.
+
+    It is read once, so that derivatives taken outside the caller's `with` have the precision of the call.
+    """
     configured = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
-    return None if configured else lax.Precision.HIGHEST
+    return configured or lax.Precision.HIGHEST
 
 
 class Cost(NamedTuple):

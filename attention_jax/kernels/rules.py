@@ -26,6 +26,7 @@ from jax.sharding import PartitionSpec
 
 from .axes import on_automatic_axes
 from .call import Cost, Operands, Setting
+from .junk import clear
 
 
 class Result(NamedTuple):
@@ -124,23 +125,64 @@ def _avals(*arrays: Any, tree: Any, **_: Any) -> list[Any]:
 
 
 def _transpose(cotangents: Any, *arrays: Any, kernel: Kernel, tree: Any, given: Any, mapped: Mapped) -> list[Any]:
-    """Reverse mode: the kernel's `backward`, rematerialised if it is itself differentiated."""
+    """Reverse mode: the kernel's `backward`."""
     start = tree.num_leaves
 
     def one(*arrays: Any) -> list[Any]:
         operands, setting, result = jax.tree.unflatten(tree, arrays[:start])
-        run = on_automatic_axes(kernel.backward, lambda *specs: specs[0])
+        run = on_automatic_axes(functools.partial(_pull, kernel), lambda *specs: specs[0])
         grads = run(operands, setting, result, Result(*arrays[start:]))
         return [grad for grad, there in zip(grads, given, strict=True) if there]
 
     along = map(ad.instantiate_zeros, cotangents)
     axes = tuple((*each[:start], True, True) for each in mapped)
-    grads = jax.checkpoint(_over_mapped(one, axes))(*arrays[:start], *along)
+    grads = _over_mapped(one, axes)(*arrays[:start], *along)
     linear = [ad.is_undefined_primal(x) for x in arrays[start:]]
     return [None] * start + [grad if wanted else None for grad, wanted in zip(grads, linear, strict=True)]
 
 
 ad.primitive_transposes[tangent_p] = _transpose
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _pull(kernel: Kernel, operands: Operands, setting: Setting, result: Result, cotangents: Result) -> Operands:
+    return kernel.backward(operands, setting, result, cotangents)
+
+
+@_pull.defjvp
+def _pull_jvp(kernel: Kernel, primals: Any, tangents: Any) -> tuple[Operands, Operands]:
+    operands, setting, result, cotangents = primals
+
+    def code(operands: Operands, result: Result, cotangents: Result) -> Operands:
+        operands, result, cotangents = _cleared(setting, operands, result, cotangents)
+        return kernel.backward(operands, setting, result, cotangents)
+
+    moving = (tangents[0], *tangents[2:])
+    grads = _pull(kernel, *primals)
+    along = jax.jvp(jax.checkpoint(code), (operands, result, cotangents), moving)[1]
+    return grads, _marked(setting, operands, grads, along)
+
+
+# Second order differentiates products, and 0 · NaN is NaN in their transposes too. Where pairs may be hidden, junk is
+# cleared first; what saw it is known from the first order, and marked.
+
+
+def _cleared(setting: Setting, operands: Operands, result: Result, along: Any) -> tuple[Operands, Result, Any]:
+    """Arrays without NaN and inf, but where -inf says that a pair or a row is hidden."""
+    if not setting.hides(operands):
+        return operands, result, along
+    keep = lambda x: None if x is None else jnp.where(x == -jnp.inf, x, clear(x))  # noqa: E731
+    q, k, v, bias = operands
+    cleared = Operands(clear(q), clear(k), clear(v), keep(bias)), Result(clear(result.out), keep(result.lse))
+    return *cleared, jax.tree.map(clear, along)
+
+
+def _marked(setting: Setting, operands: Operands, first: Any, second: Any) -> Any:
+    """The derivative of `first`, NaN where `first` is not finite."""
+    if not setting.hides(operands):
+        return second
+    mark = lambda x, y: jnp.where(jnp.isfinite(x), y, jnp.full_like(y, jnp.nan))  # noqa: E731
+    return jax.tree.map(mark, first, second)
 
 
 def _jvp(primals: Any, tangents: Any, **static: Any) -> tuple[list[Any], list[Any]]:
@@ -155,10 +197,13 @@ def _jvp(primals: Any, tangents: Any, **static: Any) -> tuple[list[Any], list[An
         arrays = list(primals)
         for n, value in zip(moving, values, strict=True):
             arrays[n] = value
-        return _tangent(*arrays, **static)
+        operands, setting, result = jax.tree.unflatten(static["tree"], arrays[:start])
+        operands, result, along = _cleared(setting, operands, result, arrays[start:])
+        return _tangent(*jax.tree.leaves((operands, setting, result)), *along, **static)
 
     along = tuple(primals[n] for n in moving), tuple(tangents[n] for n in moving)
-    return out, jax.jvp(jax.checkpoint(code), *along)[1]
+    operands, setting, _ = jax.tree.unflatten(static["tree"], primals[:start])
+    return out, _marked(setting, operands, out, jax.jvp(jax.checkpoint(code), *along)[1])
 
 
 ad.primitive_jvps[tangent_p] = _jvp
