@@ -22,7 +22,8 @@ text = np.frombuffer(" ".join(str(n) for n in range(1000, 4000)).encode(), np.ui
 for mixer in ("attention", "gru"):
     model = CausalLM(width=32, depth=1, heads=2, mixer=mixer, rngs=nnx.Rngs(0))
     for progress in train(model, text[:12000], Recipe(steps=100, batch=16, length=32, learning_rate=1e-2)):
-        pass  # progress.step, progress.loss, progress.tokens_per_second
+        if progress.step == progress.steps:
+            print(f"{mixer}: loss {progress.loss:.2f} nats per token after {progress.step} steps")
     bits = evaluate(model, text[12000:], length=32)
     went_on = sample(model, text[:10], 20, jax.random.key(0), temperature=0.0, length=32).astype(np.uint8).tobytes()
     print(f"{mixer}: {parameter_count(model)} parameters, {bits:.2f} bits per byte, {text[:10].tobytes()} -> {went_on}")
