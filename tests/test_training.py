@@ -268,29 +268,48 @@ print(json.dumps({".".join(map(str, path)): np.asarray(leaf[...]).tobytes().hex(
 
 
 def start(*arguments):
+    """The program above in a process of its own, which finds its compiled step in the cache of these tests."""
+    folder = str(pathlib.Path(training.__file__).parents[1])
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")]),
+        "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.3",
+    }
     command = [sys.executable, "-c", KILLED, *map(str, arguments)]
-    path = os.pathsep.join([str(pathlib.Path(training.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path})
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def finish(*arguments):
+    """What the program said: (the steps it took, its parameters)."""
+    with start(*arguments) as process:
+        *steps, parameters = process.stdout
+    assert process.returncode == 0
+    return [int(step) for step in steps], json.loads(parameters)
 
 
 @pytest.mark.slow  # four processes, each of which imports and compiles
-@pytest.mark.parametrize("mixer", ["attention"])
-def test_a_run_killed_twice_and_resumed_ends_with_the_bits_of_one_never_interrupted(tmp_path, mixer):
-    steps = []
+def test_a_run_killed_twice_and_resumed_ends_with_the_bits_of_one_never_interrupted(tmp_path):
+    runs = []
     for last in (6, 18):
-        process = start(mixer, tmp_path)
-        for line in process.stdout:
-            steps.append(int(line))
-            if steps[-1] >= last:
-                process.send_signal(signal.SIGKILL)
-                break
-        assert process.wait() == -signal.SIGKILL
-    *resumed, reached = start(mixer, tmp_path).communicate()[0].splitlines()
-    *_, expected = start(mixer).communicate()[0].splitlines()
-    assert json.loads(reached) == json.loads(expected)
-    assert int(resumed[0]) > 12  # it went on from a checkpoint
-    assert steps.index(6) > 0
-    assert 0 < steps[steps.index(6) + 1 :][0] <= 8
+        runs.append([])
+        with start("attention", tmp_path) as process:
+            for line in process.stdout:
+                runs[-1].append(int(line))
+                if runs[-1][-1] == last:
+                    process.send_signal(signal.SIGKILL)
+                    break
+        assert process.returncode == -signal.SIGKILL
+    steps, parameters = finish("attention", tmp_path)
+    runs.append(steps)
+    assert runs[0] == list(range(1, 7))
+    for before, after in itertools.pairwise(runs):  # each went on from a checkpoint, of which there is one in 4 steps
+        assert before[-1] - 4 < after[0] <= before[-1] + 5
+        assert after[0] % 4 == 1
+    assert runs[-1][-1] == 30
+    whole, expected = finish("attention")
+    assert whole == list(range(1, 31))
+    assert parameters == expected
 
 
 class Constant(nnx.Module):
