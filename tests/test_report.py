@@ -140,6 +140,7 @@ def test_a_model_no_better_than_byte_pairs_has_not_learned_in_this_budget(bits, 
     assert (f"GRU: {sentences.NOT_LEARNED}" in said) != learned_it
     assert "Attention: " not in said
     assert "Attention does better than counting byte triples (2.53)" in said
+    assert ("GRU does better than counting byte pairs (3.34), and not yet than triples (2.53)." in said) == learned_it
 
 
 def test_models_that_are_level_are_not_ranked():

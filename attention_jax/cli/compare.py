@@ -28,7 +28,7 @@ from .devices import describe
 from .display import Display
 from .report import CHECKPOINTS, Report
 
-WEIGHTS = {"train": 58, "time": 15, "recall": 20, "sample": 7}  # of the time; in the order of `sentences.PARTS`
+WEIGHTS = {"train": 51, "time": 16, "recall": 26, "sample": 7}  # of the time; in the order of `sentences.PARTS`
 # What a part takes at least, since it compiles, in units of the time that a language model takes to be prepared.
 PREPARING = {"train": 0.0, "time": 1.0, "recall": 0.7, "sample": 0.3}
 TO_END = 3.0  # seconds: to draw the last plots

@@ -89,6 +89,7 @@ def learning(train: Results, theme: Theme) -> Figure | None:
     by_seconds.set(xlabel="training time (seconds)")
     lowest = min([train["trigram_bits_per_byte"]] + [p["validation_bits_per_byte"] for m in models for p in m["curve"]])
     for axes in (by_bytes, by_seconds):
+        axes.set_xlim(left=0)
         axes.set_ylim(
             lowest - 0.25, min(5.6, max(p["validation_bits_per_byte"] for m in models for p in m["curve"]) + 0.2)
         )

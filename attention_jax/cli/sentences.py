@@ -72,9 +72,12 @@ def learning(train: Results) -> list[str]:
             f"{start(listed(ahead))} {verbs[0]} than counting byte triples ({trigram:.2f}), and so {verbs[1]} "
             "more than the last two bytes."
         )
-    elif not behind:
+    between = [_name(model) for model in models if trigram <= model["validation_bits_per_byte"] < bigram]
+    if between:
+        verb = "does" if len(between) == 1 else "do"
         said.append(
-            f"That is better than counting byte pairs ({bigram:.2f}), and not yet than triples ({trigram:.2f})."
+            f"{start(listed(between))} {verb} better than counting byte pairs ({bigram:.2f}), and not yet than "
+            f"triples ({trigram:.2f})."
         )
     return said + _cost(models)
 
