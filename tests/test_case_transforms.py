@@ -9,6 +9,7 @@ import oracle
 import pytest
 from cases.ours import CASES, close, expected, gradients, inputs, kernels, operands, same_bits, weighing_kernels
 from jax import export
+from jaxprs import equations
 
 import attention_jax as aj
 
@@ -246,16 +247,6 @@ def test_rs01_no_counter_of_pairs_can_overflow(kernel):
     for equation in equations(jaxpr.jaxpr):
         if equation.primitive.name == "mul" and equation.outvars[0].aval.dtype == jnp.int32:
             assert equation.outvars[0].aval.size < 65536, equation
-
-
-def equations(jaxpr):
-    """Every equation, of inner jaxprs too."""
-    for equation in jaxpr.eqns:
-        yield equation
-        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
-            inner = getattr(inner, "jaxpr", inner)
-            if hasattr(inner, "eqns"):
-                yield from equations(inner)
 
 
 @kernels
