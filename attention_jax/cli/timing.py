@@ -117,11 +117,13 @@ def time_layers(part: dict[str, Any], seed: int, budget: Budget, display: Displa
             part["chains"] += chains(made, length)
             part["chain_lengths_tokens"].append(length)
             show(done + 1)
+    begin = time.perf_counter()
     with display.bar("checking layers", None):
         part["checks"] += list(checks(made, seed))
+    checking = time.perf_counter() - begin
     wrong = {check["layer"] for check in part["checks"] if not check["passed"]}
     timed = [layer for name, layer in made.items() if name not in wrong and not name.startswith("linear")]
-    part["finished"] = measure(part, timed, seed, budget, display)
+    part["finished"] = measure(part, timed, seed, budget, display, checking)
 
 
 def chains(made: Mapping[str, Layer], length: int) -> list[dict[str, Any]]:
@@ -171,10 +173,12 @@ def inputs(seed: int, length: int) -> jax.Array:
     return jax.random.normal(jax.random.key(seed), (BATCH, length, WIDTH))
 
 
-def measure(part: dict[str, Any], timed: list[Layer], seed: int, budget: Budget, display: Display) -> bool:
-    """Time all layers at one length and direction after the other; whether all were reached."""
+def measure(part: dict[str, Any], timed: list[Layer], seed: int, budget: Budget, display: Display, cost: float) -> bool:
+    """Time all layers at one length and direction after the other; whether all were reached.
+
+    `cost`: the seconds that a turn is expected to take, since it compiles all layers; then those of the turn before.
+    """
     turns = [(length, direction) for length in LENGTHS for direction in DIRECTIONS]
-    cost = 0.0  # of the turn before: the next one compiles as long, and its calls take longer
     with display.bar("timing layers", len(turns)) as show:
         for done, (length, direction) in enumerate(turns):
             if budget.left < 1.3 * cost:
