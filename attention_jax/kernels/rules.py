@@ -63,12 +63,12 @@ def weights_of(kernel: Kernel, operands: Operands, setting: Setting, lse: Any) -
 def attend(kernel: Kernel, operands: Operands, setting: Setting) -> Result:
     """(out, lse) of a kernel, differentiable in the operands any number of times, forwards and backwards."""
     forward = on_automatic_axes(kernel.forward, lambda operands, _: _result_like(operands.q))
-    return _named(forward(operands, setting))
+    return forward(operands, setting)
 
 
 def _attend_jvp(kernel: Kernel, primals: tuple[Operands, Setting], tangents: tuple[Any, Any]) -> tuple[Result, Result]:
     operands, setting = primals
-    result = attend(kernel, operands, setting)
+    result = _named(attend(kernel, operands, setting))
     given = Operands(*(None if x is None or isinstance(x, SymbolicZero) else x for x in tangents[0]))
     if all(x is None for x in given):
         return result, Result(*map(jnp.zeros_like, result))
