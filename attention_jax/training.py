@@ -23,43 +23,7 @@ from . import checkpoints, data
 from .errors import explain
 from .losses import cross_entropy as cross_entropy
 from .losses import lm_loss as lm_loss
-
-
-@dataclasses.dataclass(frozen=True)
-class Recipe:
-    """Everything a training run depends on besides the model and the text. Equal recipes give equal bits.
-
-    Attributes:
-        steps: length of the run, and of the learning-rate schedule.
-        batch: windows per step.
-        length: tokens per window; the model is scored on `length` - 1 of them.
-        learning_rate: its peak.
-        warmup: steps of linear rise before the cosine falls to a tenth of the peak.
-        clip: largest norm of the gradient over all parameters.
-        weight_decay: AdamW's, on all parameters.
-        seed: of the order of the windows.
-    """
-
-    steps: int
-    batch: int = 16
-    length: int = 128
-    learning_rate: float = 3e-3
-    warmup: int = 20
-    clip: float = 1.0
-    weight_decay: float = 0.01
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.steps < 1 or self.batch < 1 or self.length < 2 or self.warmup < 0:
-            rule = "steps and batch are at least 1, length at least 2, warmup at least 0."
-            raise ValueError(explain("Recipe", rule, dataclasses.asdict(self)))
-
-    def rate(self, step: int) -> float:
-        """The learning rate of a step, counted from 0."""
-        if step < self.warmup:
-            return self.learning_rate * (step + 1) / (self.warmup + 1)
-        share = min((step - self.warmup) / max(self.steps - self.warmup, 1), 1.0)
-        return self.learning_rate * (0.55 + 0.45 * math.cos(math.pi * share))
+from .recipe import Recipe as Recipe
 
 
 class Progress(NamedTuple):
