@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -124,3 +125,14 @@ def test_attention_waits_no_longer_for_a_longer_sequence_and_a_recurrence_does()
     assert chain(prefix_sums, 256) < 4 * chain(prefix_sums, 16)
     grows = [chain(prefix_sums, 2**n) - chain(prefix_sums, 2 ** (n - 1)) for n in range(3, 9)]
     assert len(set(grows)) == 1  # a constant more for each doubling
+
+
+def test_code_with_its_own_batching_rule_is_looked_into():
+    fn = jax.custom_batching.custom_vmap(lambda x: sines(x, 4))
+    assert longest_chain(fn, X) == Chain(4, True)
+
+
+def test_a_primitive_that_is_not_of_jax_gives_a_lower_bound_that_says_so():
+    hidden = jax.extend.core.Primitive("hidden")
+    hidden.def_abstract_eval(lambda x: x)
+    assert longest_chain(lambda x: jnp.sin(hidden.bind(x)), X) == Chain(2, False)
