@@ -23,8 +23,8 @@ from .cells import LSTM as LSTM
 from .cells import Cell as Cell
 from .cells import LstmState as LstmState
 from .errors import explain
+from .given import AnyArray, is_concrete, kind_of
 
-AnyArray = jax.Array | np.ndarray
 FLOATS = (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64)
 
 
@@ -288,14 +288,13 @@ def _check_carry(function: str, cell: Cell, carry: Any, shape: tuple[int, ...]) 
 
 
 def _check_lengths(function: str, lengths: Any, shape: tuple[int, ...]) -> None:
-    is_array = isinstance(lengths, AnyArray | np.generic)
-    given = f"{lengths.dtype}{lengths.shape}" if is_array else type(lengths).__name__
-    if not (lengths.dtype.kind in "iu" if is_array else given == "int"):
-        raise TypeError(explain(function, "lengths must be an int or an array of integers.", {"lengths": given}))
+    if kind_of(lengths) not in ("i", "u"):
+        shown = f"{lengths.dtype}{lengths.shape}" if hasattr(lengths, "dtype") else type(lengths).__name__
+        raise TypeError(explain(function, "lengths must be an int or an array of integers.", {"lengths": shown}))
     if np.shape(lengths) not in ((), shape[:-2]):
         facts = {"lengths": np.shape(lengths), "x (..., T, I)": shape}
         raise ValueError(explain(function, "lengths has the batch axes of x, one length per row, or none.", facts))
-    if isinstance(lengths, (int, np.ndarray, np.generic)):
+    if is_concrete(lengths):
         values, time = np.asarray(lengths), shape[-2]
         if values.size and (values.min() < 0 or values.max() > time):
             facts = {"smallest": values.min(), "largest": values.max(), "T": time}
