@@ -129,6 +129,7 @@ def test_attention_waits_no_longer_for_a_longer_sequence_and_a_recurrence_does()
 
 def test_code_with_its_own_batching_rule_is_looked_into():
     fn = jax.custom_batching.custom_vmap(lambda x: sines(x, 4))
+    fn.def_vmap(lambda size, mapped, x: (jax.vmap(lambda each: sines(each, 4))(x), True))
     assert longest_chain(fn, X) == Chain(4, True)
 
 
