@@ -98,7 +98,7 @@ def accuracy(model: nnx.Module, asked: data.RecallBatch) -> float:
 def _share(graphdef: nnx.GraphDef, state: Any, asked: data.RecallBatch) -> Float[Array, ""]:
     logits = nnx.merge(graphdef, state)(asked.keys, asked.values)
     counted = asked.answers >= 0
-    right = (jnp.argmax(logits, axis=-1).astype(jnp.int32) == asked.answers) & counted
+    right = jnp.argmax(logits, axis=-1).astype(jnp.int32) == asked.answers  # never at the pairs, where it is -1
     return right.sum(dtype=jnp.int32).astype(jnp.float32) / counted.sum(dtype=jnp.int32).astype(jnp.float32)
 
 

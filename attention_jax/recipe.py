@@ -11,8 +11,9 @@ class Recipe:
     """Everything a training run depends on besides the model and the text. Equal recipes give equal bits.
 
     The defaults suit a `models.CausalLM` of default size (width 128, 2 blocks, 460,000 parameters) on half a megabyte
-    of English: within 60 steps of 2,048 bytes it falls below the bigram table, 3.34 bits per unseen byte of the manual
-    of Python 3.11, with attention and with a GRU.
+    of English: within 100 steps it falls below the bigram table, 3.34 bits per unseen byte of the manual of Python
+    3.11, with attention and with a GRU. Small batches, because at equal cost more steps teach more: after 240 steps of
+    8 windows attention is at 2.65 bits, after 120 steps of 16 at 2.91 (a GRU at 2.13 and 2.21).
 
     Attributes:
         steps: length of the run, and of the learning-rate schedule.
@@ -26,7 +27,7 @@ class Recipe:
     """
 
     steps: int
-    batch: int = 16
+    batch: int = 8
     length: int = 128
     learning_rate: float = 3e-3
     warmup: int = 20
