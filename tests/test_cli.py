@@ -12,7 +12,7 @@ import jax
 import pytest
 
 import attention_jax
-from attention_jax.cli import devices, main
+from attention_jax.cli import devices, main, stopping
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -132,6 +132,33 @@ def test_a_signal_ends_any_command_with_status_130_and_no_traceback(sent):
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
     assert said == "attention-jax: interrupted\n"
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_comes_inside_a_callback_is_not_lost(sent):
+    class Callback:
+        def __del__(self):  # an exception raised here is printed and forgotten
+            os.kill(os.getpid(), sent)
+            time.sleep(0.01)
+
+    before = signal.getsignal(sent)
+    with stopping.heeded():
+        Callback()
+        time.sleep(0.01)
+        with pytest.raises(KeyboardInterrupt):
+            stopping.stop_if_asked()
+    assert signal.getsignal(sent) is before
+    stopping.stop_if_asked()
+
+
+def test_a_second_signal_does_not_wait_and_none_disturbs_the_writing():
+    with stopping.heeded():
+        with stopping.undisturbed():
+            os.kill(os.getpid(), signal.SIGINT)
+        stopping.stop_if_asked()
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def test_an_error_of_ours_is_not_taken_for_a_missing_extra(monkeypatch):

@@ -13,15 +13,12 @@ import argparse
 import datetime
 import pathlib
 import shlex
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from .. import data
-from . import learning, remembering, sentences, timing, verify
+from . import learning, remembering, sentences, stopping, timing, verify
 from .budget import Budget, shared
 from .console import InputError, as_json, say
 from .devices import describe
@@ -45,20 +42,23 @@ def run(options: argparse.Namespace) -> int:
         report.results["run"]["elapsed_seconds"] = time.perf_counter() - options.begun
         report.write(*changed)
 
-    write()
     part = ""
     try:
-        for part, work in job.parts(budget):
-            started = time.perf_counter()
-            work()
-            report.results["parts"][part]["seconds"] = time.perf_counter() - started
-            write(part)
+        with stopping.heeded():
+            write()
+            for part, work in job.parts(budget):
+                stopping.stop_if_asked()
+                started = time.perf_counter()
+                work()
+                report.results["parts"][part]["seconds"] = time.perf_counter() - started
+                write(part)
+            stopping.stop_if_asked()
         report.results["finished"] = True
     except KeyboardInterrupt:
         report.results["interrupted"] = True
         raise
     finally:
-        with _undisturbed():
+        with stopping.undisturbed():
             write(part)
             _tell(options.json, report)
     return 0 if _agree(report.results["parts"]) else 1
@@ -137,17 +137,3 @@ def _tell(json: bool, report: Report) -> None:
             "\n".join([*sentences.opening(report.results), *([state] if state else []), f"Report: {page}"]), flush=True
         )
     say(f"attention-jax: {report.results['run']['elapsed_seconds']:.0f} s; the report is {page}")
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """An impatient second Ctrl-C does not cut off the writing of what is done."""
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
-        yield
-        return
-    before = {each: signal.signal(each, signal.SIG_IGN) for each in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from .stopping import stop_if_asked
+
 
 class Display:
     """Bars and lines on stderr. Without a terminal the bars are left out and the lines stay."""
@@ -21,11 +23,18 @@ class Display:
     def bar(self, title: str, total: float | None) -> Iterator[Callable[..., None]]:
         """A bar while the block runs; the function it gives takes how much is done, and what to say beside the bar.
 
-        Without a `total` the bar only says that something is being done.
+        Both are places where a job that was asked to stop does so. Without a `total` the bar only says that something
+        is being done.
         """
         says = TextColumn("{task.fields[says]}", markup=False)
         columns = (TextColumn("{task.description:<24}", markup=False), BarColumn(32), says, TimeElapsedColumn())
+        stop_if_asked()
         hidden = not self.console.is_terminal
         with Progress(*columns, console=self.console, transient=True, disable=hidden) as progress:
             task = progress.add_task(title, total=total, says="")
-            yield lambda done, says="": progress.update(task, completed=done, says=says)
+
+            def show(done: float, says: str = "") -> None:
+                stop_if_asked()
+                progress.update(task, completed=done, says=says)
+
+            yield show

@@ -18,6 +18,7 @@ from .. import checkpoints, data, models, training
 from .budget import Budget
 from .display import Display
 from .names import MIXERS
+from .stopping import stop_if_asked
 
 LENGTH, BATCH = 128, 16
 LARGEST_VALIDATION = 65_536  # bytes; the last tenth of a long text would take longer to score than to train for
@@ -95,6 +96,7 @@ def prepare(mixer: str, reading: np.ndarray, unseen: np.ndarray, seed: int) -> L
     begin = time.perf_counter()
     steps = training.steps_within(ample, model, reading, training.Recipe(1, BATCH, LENGTH))
     per_step = (ample - (time.perf_counter() - begin)) / steps
+    stop_if_asked()
     few = unseen[: SCORED_AT_ONCE * (LENGTH - 1) + 1]
     training.evaluate(model, few, LENGTH, batch=SCORED_AT_ONCE)
     begin = time.perf_counter()

@@ -23,6 +23,7 @@ from .budget import Budget
 from .chains import longest_chain
 from .display import Display
 from .names import LAYERS
+from .stopping import stop_if_asked
 
 BATCH, WIDTH = 4, 128
 LENGTHS = (64, 512, 256, 1024, 128)  # in this order, so that a short budget sees two that lie apart
@@ -197,6 +198,7 @@ def measure(part: dict[str, Any], timed: list[Layer], seed: int, budget: Budget,
 
 
 def _compiled(layer: Layer, direction: str, x: jax.Array) -> Callable[[], Any]:
+    stop_if_asked()
     function = jax.jit(layer.directed(direction)).lower(layer.params, x).compile()
     call = lambda: jax.block_until_ready(function(layer.params, x))  # noqa: E731
     call()  # the first call allocates
@@ -209,6 +211,7 @@ def take_turns(calls: Mapping[str, Callable[[], Any]], budget: Budget) -> list[d
     for turn in range(MOST_REPEATS):
         if turn >= LEAST_REPEATS and budget.over:
             break
+        stop_if_asked()
         for name, call in calls.items():
             begin = time.perf_counter()
             call()
