@@ -20,7 +20,7 @@ from .display import Display
 from .names import MIXERS
 from .stopping import stop_if_asked
 
-LENGTH, BATCH = 128, 16
+LENGTH, BATCH = 128, 8
 LARGEST_VALIDATION = 65_536  # bytes; the last tenth of a long text would take longer to score than to train for
 SCORED_AT_ONCE = 32
 SAMPLE_BYTES = 300
