@@ -251,23 +251,34 @@ class Linear(Cell):
         return jax.nn.sigmoid(gates[0]), jax.nn.sigmoid(-gates[0]) * gates[1]
 
 
-def gate_products(x: Float[Array, "*B I"], weights: Float[Array, "I G"], gates: int) -> Gates:
+class Turned(NamedTuple):
+    """A weight matrix (I, G) that lies in memory as (G, I)."""
+
+    array: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(I, G)."""
+        return self.array.shape[::-1]
+
+
+def gate_products(x: Float[Array, "*B I"], weights: Any, gates: int) -> Gates:
     """x W for each gate's part W of the weights; in full precision unless the caller's matmul precision says otherwise.
 
     A few rows, one step, are quickest in one wide product; for many rows cutting it apart would cost a copy.
     """
-    rows = math.prod(x.shape[:-1])
-    if rows < weights.shape[0]:
+    if isinstance(weights, Turned) or math.prod(x.shape[:-1]) < weights.shape[0]:
         return _split(_product(x, weights), gates)
     return tuple(_product(x, part) for part in _split(weights, gates))
 
 
-def _product(x: Float[Array, "*B I"], weights: Float[Array, "I G"]) -> Float[Array, "*B G"]:
+def _product(x: Float[Array, "*B I"], weights: Any) -> Float[Array, "*B G"]:
     chosen = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
     precision = None if chosen else lax.Precision.HIGHEST
     # Merging time and batch saves the weights' gradient a transposed copy, but makes a sharded batch be gathered.
     flat = x.reshape(-1, x.shape[-1]) if jax.device_count() == 1 else x
-    wide = lax.dot_general(flat, weights, (((flat.ndim - 1,), (0,)), ((), ())), precision=precision)
+    matrix, axis = (weights.array, 1) if isinstance(weights, Turned) else (weights, 0)
+    wide = lax.dot_general(flat, matrix, (((flat.ndim - 1,), (axis,)), ((), ())), precision=precision)
     return wide.reshape(*x.shape[:-1], weights.shape[-1])
 
 

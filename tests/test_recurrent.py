@@ -5,13 +5,12 @@ import operator
 
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
 import recurrent_oracle
 
 from attention_jax import recurrent
-from attention_jax.recurrent import CELLS, GRU, LINEAR, LSTM, LstmState, bidirectional, unroll, unroll_associative
+from attention_jax.recurrent import CELLS, GRU, LINEAR, LstmState, bidirectional, unroll, unroll_associative
 
 cells = pytest.mark.parametrize("name", CELLS)
 directions = pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
@@ -74,8 +73,16 @@ def test_unrolling_equals_numpy_row_by_row_and_step_by_step(way, lengths, revers
     close((jnp.stack(last) if name == "lstm" else last, outputs), truth)
 
 
-@directions
-@pytest.mark.parametrize("derivative", ["gradient", "jvp", "forward over reverse", "reverse over reverse"])
+@pytest.mark.parametrize(
+    ("derivative", "reverse"),
+    [
+        ("gradient", False),
+        ("gradient", True),
+        ("jvp", False),
+        ("forward over reverse", True),
+        ("reverse over reverse", False),
+    ],
+)
 @ways
 def test_every_derivative_equals_that_of_the_steps_in_a_row(way, derivative, reverse):
     name, run = runner(way)
@@ -196,12 +203,21 @@ def test_bidirectional_is_two_unrolls_side_by_side(name):
     jax.tree.map(np.testing.assert_array_equal, (behind, outputs[..., N:]), backward)
 
 
-DTYPES = ["float16", "bfloat16", "float32", "float64"]
-
-
-@pytest.mark.parametrize("x_dtype", DTYPES)
-@pytest.mark.parametrize("params_dtype", DTYPES)
-@ways
+@pytest.mark.parametrize(
+    ("params_dtype", "x_dtype"),
+    [
+        ("float16", "float16"),
+        ("bfloat16", "bfloat16"),
+        ("float32", "float32"),
+        ("float64", "float64"),
+        ("float32", "bfloat16"),
+        ("bfloat16", "float32"),
+        ("bfloat16", "float16"),
+        ("float32", "float64"),
+        ("float64", "float16"),
+    ],
+)
+@pytest.mark.parametrize("way", ["gru", "lstm", "associative"])
 def test_the_carry_is_at_least_float32_and_outputs_have_the_dtype_of_x(way, params_dtype, x_dtype):
     name, run = runner(way)
     with jax.enable_x64(True):
@@ -256,57 +272,6 @@ def test_cells_are_values():
     assert len({*CELLS.values()}) == 4
     with pytest.raises(AttributeError):
         GRU.gates = 2
-
-
-# ---------------------------------------------------------------- errors
-
-
-@pytest.fixture
-def plain_errors():
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
-
-
-PARAMS, X, CARRY = make("gru")
-REFUSED = {
-    "cell by name": (TypeError, 'CELLS["gru"]', lambda: unroll("gru", PARAMS, X)),
-    "params of another cell": (ValueError, "not parameters of lstm", lambda: unroll(LSTM, PARAMS, X)),
-    "params as a list": (TypeError, "params must be a dict", lambda: unroll(GRU, list(PARAMS.values()), X)),
-    "params with a list": (TypeError, "bias must be an array", lambda: unroll(GRU, PARAMS | {"bias": [0.0]}, X)),
-    "params of another width": (ValueError, "input, expected", lambda: unroll(GRU, PARAMS, X[..., :2])),
-    "params too many": (ValueError, "extra, given", lambda: unroll(GRU, PARAMS | {"extra": X}, X)),
-    "params too few": (ValueError, "not parameters", lambda: unroll(GRU, {"input": PARAMS["input"]}, X)),
-    "x as a list": (TypeError, "jnp.asarray(x)", lambda: unroll(GRU, PARAMS, [[1.0]])),
-    "x of integers": (TypeError, "x must hold floats", lambda: unroll(GRU, PARAMS, X.astype(int))),
-    "x of complex": (TypeError, "x must hold floats", lambda: unroll(GRU, PARAMS, X.astype(jnp.complex64))),
-    "x without time": (ValueError, "x (..., T, I) = (4,)", lambda: unroll(GRU, PARAMS, X[0, 0])),
-    "carry of another batch": (ValueError, "expected     = (3, 3)", lambda: unroll(GRU, PARAMS, X, CARRY[:2])),
-    "carry of another cell": (TypeError, "carry must be that of gru", lambda: unroll(GRU, PARAMS, X, make("lstm")[2])),
-    "carry of integers": (TypeError, "carry must hold floats", lambda: unroll(GRU, PARAMS, X, CARRY.astype(int))),
-    "carry as a list": (TypeError, "carry must be that of gru", lambda: unroll(GRU, PARAMS, X, [0.0, 0.0])),
-    "lengths as a list": (TypeError, "array of integers", lambda: unroll(GRU, PARAMS, X, lengths=[1, 2, 3])),
-    "lengths as floats": (TypeError, "float32(3,)", lambda: unroll(GRU, PARAMS, X, lengths=jnp.ones(3))),
-    "lengths as a bool": (TypeError, "lengths = bool", lambda: unroll(GRU, PARAMS, X, lengths=True)),
-    "lengths of another batch": (ValueError, "(2,)", lambda: unroll(GRU, PARAMS, X, lengths=np.array([1, 2]))),
-    "a length too long": (ValueError, "largest  = 8", lambda: unroll(GRU, PARAMS, X, lengths=np.array([1, 8, 0]))),
-    "an int too long": (ValueError, "at most T", lambda: unroll(GRU, PARAMS, X, lengths=8)),
-    "a length below 0": (ValueError, "smallest = -1", lambda: unroll(GRU, PARAMS, X, lengths=np.array([1, -1, 0]))),
-    "an unknown option": (TypeError, "time_major", lambda: unroll(GRU, PARAMS, X, time_major=True)),
-    "associative of gru": (ValueError, "unroll_associative: ", lambda: unroll_associative(PARAMS, X)),
-    "one half of a pair": (TypeError, "pair (forward, backward)", lambda: bidirectional(GRU, PARAMS, X)),
-    "one carry for two": (TypeError, "pair", lambda: bidirectional(LSTM, (PARAMS,) * 2, X, make("lstm")[2])),
-    "no width": (ValueError, "at least 1", lambda: GRU.init(jax.random.key(0), 3, 0)),
-    "parameters of integers": (TypeError, "floats", lambda: GRU.init(jax.random.key(0), 3, 4, int)),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_meant_is_refused_with_a_reason(case, plain_errors):
-    error, words, call = REFUSED[case]
-    with pytest.raises(error) as raised:
-        call()
-    assert words in str(raised.value)
 
 
 def test_the_module_names_everything():
