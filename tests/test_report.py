@@ -113,6 +113,14 @@ def test_a_page_can_be_made_after_any_part(number, cut, tmp_path):
     assert page.count("This run did not get to this part.") >= 5 - number
 
 
+@pytest.mark.parametrize(("bigram", "bits"), [(0.1, 0.01), (7.0, 0.2), (0.1, 7.9), (3.3, 2.2)])
+def test_models_and_tables_are_inside_the_picture_whatever_the_text(bigram, bits):
+    part = learned(model("attention", bits)) | {"bigram_bits_per_byte": bigram}
+    for axes in plots.learning(part, plots.THEMES[0]).axes:
+        low, high = axes.get_ylim()
+        assert all(low < level < high for level in (bigram, TRIGRAM, bits))
+
+
 def test_the_figures_stand_beside_text_hash_device_versions_and_seed():
     page = report.page(whole(), set())
     for fact in (

@@ -20,7 +20,8 @@ from .display import Display
 from .names import MIXERS
 from .stopping import stop_if_asked
 
-LENGTH, BATCH = 128, 8
+LENGTH, BATCH = training.Recipe(1).length, training.Recipe(1).batch
+EVERY = 5  # steps of one model before it is the next one's turn
 LARGEST_VALIDATION = 65_536  # bytes; the last tenth of a long text would take longer to score than to train for
 SCORED_AT_ONCE = 32
 SAMPLE_BYTES = 300
@@ -50,7 +51,7 @@ def train(
     """Train one model per mixer; `part` is filled as results come, and valid at any time.
 
     Args:
-        part: the results, see `train_one` for those of a model.
+        part: the results, see `Course` for those of a model.
         text: split into what is trained on and the last tenth.
         mixers: in this order.
         seed: of parameters and windows.
@@ -77,15 +78,18 @@ def train(
         with display.bar(f"compiling {MIXERS[mixer]}", None):
             learners.append(prepare(mixer, reading, unseen, seed))
     recipe, looks = plan(learners, budget, seed)
-    done = {}
-    for place, learner in enumerate(learners):
-        rest = sum(each.seconds_per_step for each in learners[place:])
-        own = budget.part(learner.seconds_per_step / rest)
-        part["models"].append(record := {"mixer": learner.mixer})
-        train_one(record, learner, recipe, looks, (reading, unseen), own, display, folder, text.sha256)
-        done[learner.mixer] = learner.model
-    part["finished"] = len(done) == len(mixers) and all(model["finished"] for model in part["models"])
-    return done
+    courses = [Course(learner, reading, recipe) for learner in learners]
+    part["models"] += [course.record for course in courses]
+    try:
+        take_turns(courses, recipe, looks, unseen, budget, display)
+    finally:  # whoever interrupts keeps what was learned
+        for course in courses:
+            course.save(folder, recipe, text.sha256)
+    for course in courses:
+        bits, steps = course.record["validation_bits_per_byte"], course.record["steps"]
+        display.line(f"{MIXERS[course.learner.mixer]}: {bits:.3f} bits per unseen byte after {steps} steps")
+    part["finished"] = len(courses) == len(mixers) and all(course.record["finished"] for course in courses)
+    return {course.learner.mixer: course.learner.model for course in courses}
 
 
 def prepare(mixer: str, reading: np.ndarray, unseen: np.ndarray, seed: int) -> Learner:
@@ -109,72 +113,92 @@ def plan(learners: list[Learner], budget: Budget, seed: int) -> tuple[training.R
     """As many steps as all models can take in the budget, and how often to look at the unseen text meanwhile."""
     looking = sum(learner.seconds_per_look for learner in learners)
     looks = int(min(max(0.2 * budget.left / looking, 1), 6))
-    left = 0.92 * budget.left - looks * looking - len(learners)  # a second each to save a checkpoint
+    # A second each to save a checkpoint; a pace that was measured for a second is not kept for a minute.
+    left = 0.8 * budget.left - looks * looking - len(learners)
     steps = max(1, int(left / sum(learner.seconds_per_step for learner in learners)))
     return training.Recipe(steps, BATCH, LENGTH, seed=seed, warmup=min(20, steps // 10)), looks
 
 
-def train_one(
-    record: dict[str, Any],
-    learner: Learner,
-    recipe: training.Recipe,
-    looks: int,
-    text: tuple[np.ndarray, np.ndarray],
-    budget: Budget,
-    display: Display,
-    folder: pathlib.Path,
-    sha256: str,
-) -> None:
-    """Train one model, look at the unseen text after 1/2ⁿ, …, 1/4, 1/2 and all of the steps, and save it.
+class Course:
+    """The training of one model, step by step.
 
-    Fills `record`: `parameters`, `steps` of `steps_planned`, `tokens` read, `seconds_to_prepare` (draw parameters,
-    compile), `seconds` of training alone, `tokens_per_second`, `curve`, and its last `validation_bits_per_byte`.
+    `record` is its place in the results: `parameters`, `steps` of `steps_planned`, `tokens` read, `seconds_to_prepare`
+    (draw parameters, compile), `seconds` of training alone, `tokens_per_second`, `curve`, and the last of its
+    `validation_bits_per_byte`.
     """
-    reading, unseen = text
-    record |= {
-        "parameters": models.parameter_count(learner.model),
-        "validation_bits_per_byte": None,
-        "steps": 0,
-        "steps_planned": recipe.steps,
-        "tokens": 0,
-        "tokens_per_second": 0.0,
-        "seconds": 0.0,
-        "seconds_to_prepare": learner.seconds_to_prepare,
-        "curve": [],
-        "finished": False,
-    }
+
+    def __init__(self, learner: Learner, reading: np.ndarray, recipe: training.Recipe) -> None:
+        self.learner = learner
+        every = EVERY if recipe.steps >= 8 * EVERY else 1
+        self.progress = training.train(learner.model, reading, recipe, report_every=every)
+        self.record: dict[str, Any] = {
+            "mixer": learner.mixer,
+            "parameters": models.parameter_count(learner.model),
+            "validation_bits_per_byte": None,
+            "steps": 0,
+            "steps_planned": recipe.steps,
+            "tokens": 0,
+            "tokens_per_second": 0.0,
+            "seconds": 0.0,
+            "seconds_to_prepare": learner.seconds_to_prepare,
+            "curve": [],
+            "finished": False,
+        }
+
+    def advance(self) -> training.Progress:
+        """Some steps further."""
+        begin = time.perf_counter()
+        now = next(self.progress)
+        self.record |= {
+            "steps": now.step,
+            "tokens": now.step * BATCH * LENGTH,
+            "tokens_per_second": now.tokens_per_second,
+            "seconds": self.record["seconds"] + time.perf_counter() - begin,
+            "finished": now.step == now.steps,
+        }
+        return now
+
+    def look(self, unseen: np.ndarray) -> None:
+        """Predict the text that is not trained on."""
+        bits = training.evaluate(self.learner.model, unseen, LENGTH, batch=SCORED_AT_ONCE)
+        point = {name: self.record[name] for name in ("tokens", "seconds")}
+        self.record["curve"].append(point | {"validation_bits_per_byte": bits})
+        self.record["validation_bits_per_byte"] = bits
+
+    def save(self, folder: pathlib.Path, recipe: training.Recipe, sha256: str) -> None:
+        """Write a checkpoint of the parameters reached."""
+        if self.record["steps"]:
+            model = self.learner.model
+            settings = {"sizes": model.sizes, "seed": recipe.seed, "text_sha256": sha256}
+            where = folder / self.learner.mixer
+            checkpoints.save(where, self.record["steps"], nnx.state(model, nnx.Param), settings)
+            self.record["checkpoint"] = f"{folder.name}/{self.learner.mixer}"
+
+
+def take_turns(
+    courses: list[Course], recipe: training.Recipe, looks: int, unseen: np.ndarray, budget: Budget, display: Display
+) -> None:
+    """Train all models side by side, so that they have read the same whenever time is up.
+
+    A busy machine, too, then slows all alike. They look at the unseen text after 1/2ⁿ, …, 1/4, 1/2 and all steps.
+    """
     places = {max(1, recipe.steps >> n) for n in range(looks)}
-    title, looking = MIXERS[learner.mixer], 0.0
-    begin = time.perf_counter()
-    try:
-        with display.bar(title, recipe.steps) as show:
-            for now in training.train(learner.model, reading, recipe, report_every=1 if recipe.steps < 40 else 5):
-                record |= {
-                    "steps": now.step,
-                    "tokens": now.step * BATCH * LENGTH,
-                    "tokens_per_second": now.tokens_per_second,
-                    "seconds": time.perf_counter() - begin - looking,
-                }
-                show(now.step, f"loss {now.loss / np.log(2):.2f} bits/byte, {now.tokens_per_second:,.0f} bytes/s")
-                last = now.step == recipe.steps or budget.left < learner.seconds_per_look + 1
-                if last or any(place <= now.step for place in places):
-                    places = {place for place in places if place > now.step}
-                    look = time.perf_counter()
-                    bits = training.evaluate(learner.model, unseen, LENGTH, batch=SCORED_AT_ONCE)
-                    looking += time.perf_counter() - look
-                    point = {"tokens": record["tokens"], "seconds": record["seconds"]}
-                    record["curve"].append(point | {"validation_bits_per_byte": bits})
-                    record["validation_bits_per_byte"] = bits
-                if last:
-                    break
-        record["finished"] = record["steps"] == recipe.steps
-    finally:  # whoever interrupts keeps what was learned
-        if record["steps"]:
-            where = folder / learner.mixer
-            settings = {"sizes": learner.model.sizes, "seed": recipe.seed, "text_sha256": sha256}
-            checkpoints.save(where, record["steps"], nnx.state(learner.model, nnx.Param), settings)
-            record["checkpoint"] = f"{folder.name}/{learner.mixer}"
-    display.line(f"{title}: {record['validation_bits_per_byte']:.3f} bits per unseen byte in {record['steps']} steps")
+    looking = sum(course.learner.seconds_per_look + 1 for course in courses)  # a second each to save it
+    last, took = False, 0.0
+    with display.bar("training", recipe.steps) as show:
+        while not last:
+            begin = time.perf_counter()
+            for course in courses:
+                now = course.advance()
+                bits = f"{now.loss / np.log(2):.2f} bits/byte, {now.tokens_per_second:,.0f} bytes/s"
+                show(now.step, f"{MIXERS[course.learner.mixer]}: {bits}")
+            took = max(took, time.perf_counter() - begin)
+            last = now.step == recipe.steps or budget.left < looking + took
+            if last or any(place <= now.step for place in places):
+                places = {place for place in places if place > now.step}
+                for course in courses:
+                    course.look(unseen)
+                    stop_if_asked()
 
 
 def sample(

@@ -87,12 +87,13 @@ def learning(train: Results, theme: Theme) -> Figure | None:
             )
     by_bytes.set(xlabel="bytes read in training (millions)", ylabel="bits per byte of unseen text")
     by_seconds.set(xlabel="training time (seconds)")
-    lowest = min([train["trigram_bits_per_byte"]] + [p["validation_bits_per_byte"] for m in models for p in m["curve"]])
+    levels = [train["bigram_bits_per_byte"], train["trigram_bits_per_byte"]]
+    ends = levels + [model["curve"][-1]["validation_bits_per_byte"] for model in models]
+    begins = [model["curve"][0]["validation_bits_per_byte"] for model in models]
+    top = max(*ends, min(5.6, *begins))  # the first steps fall from 8, which would press the rest together
     for axes in (by_bytes, by_seconds):
         axes.set_xlim(left=0)
-        axes.set_ylim(
-            lowest - 0.25, min(5.6, max(p["validation_bits_per_byte"] for m in models for p in m["curve"]) + 0.2)
-        )
+        axes.set_ylim(min(ends) - 0.25, top + 0.25)
     _legend(figure, by_bytes, theme)
     return figure
 

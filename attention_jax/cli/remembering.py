@@ -40,10 +40,10 @@ def remember(part: dict[str, Any], mixers: list[str], seed: int, budget: Budget,
     waiting, least = len(PAIRS) * len(chosen), 0.0
     for pairs in PAIRS:
         for model in part["models"]:
-            first = waiting == len(PAIRS) * len(chosen)
-            own = budget.part(0.5 if first else 1 / waiting)  # one run that ends says more than six that do not
-            if own.left < 1.2 * least:
+            if budget.left < 1.2 * least:
                 return
+            # One run that ends says more than six that do not: each gets time to train besides compiling.
+            own = budget.part(0.5 if not least else min(1, max(1 / waiting, 2 * least / budget.left)))
             least = max(least, _run(model, pairs, seed, own, display))
             waiting -= 1
     part["finished"] = True
