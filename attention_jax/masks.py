@@ -31,11 +31,9 @@ from .mask_algebra import Or as Or
 from .mask_algebra import as_mask as as_mask
 from .sides import POSITION_LIMIT, Plane, Side, over_examples, share_an_id
 
-node = dataclasses.dataclass(frozen=True, eq=False, repr=False)
-
 
 @final
-@node
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Causal(Mask):
     """A query sees the keys that stand at its own position or before it."""
 
@@ -50,7 +48,7 @@ class Causal(Mask):
 
 
 @final
-@node
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Window(Mask):
     """A query at i sees keys at j with i - left ≤ j ≤ i + right, both ends included; None opens a side.
 
@@ -94,7 +92,7 @@ class Window(Mask):
 
 
 @final
-@node
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Prefix(Mask):
     """Every query sees the keys at positions below n. A prefix LM is `Causal() | Prefix(n)`.
 
@@ -119,7 +117,7 @@ class Prefix(Mask):
 
 
 @final
-@node
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Lengths(Mask):
     """The first `kv` rows of k are real, and the first `q` rows of q.
 
@@ -166,7 +164,7 @@ class Lengths(Mask):
 
 
 @final
-@node
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Segments(Mask):
     """A query sees the keys that carry its own id: documents packed into one row do not see each other.
 

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import operator
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import oracle
@@ -219,6 +220,11 @@ def positions(name, rng, shape):
         return {"q_positions": jnp.int32(-1), "kv_positions": np.asarray(-2)}
     q = rng.integers(-3, shape.keys + 3, (*shape.batch, shape.queries)).astype(np.int32)
     return {"q_positions": q, "kv_positions": rng.permutation(shape.keys).astype(np.int32)}
+
+
+def quick_jit(fn):
+    """`jit` that spends less time on optimising: for programs that run once, on arrays of a few numbers."""
+    return jax.jit(fn, compiler_options={"xla_backend_optimization_level": 0})
 
 
 def combinations(full=False, **factors):

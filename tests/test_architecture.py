@@ -19,8 +19,8 @@ CORE = [
 ]
 MODELS = ["data", "losses", "recipe", "checkpoints", "drop_in", "layers", "models", "training", "recall"]
 CLI = [
-    *("names", "console", "budget", "chains", "devices", "display", "plots", "sentences", "report", "verify"),
-    *("learning", "remembering", "timing", "compare"),
+    *("names", "console", "budget", "chains", "devices", "stopping", "display", "plots", "sentences"),
+    *("report", "verify", "learning", "remembering", "timing", "compare"),
 ]
 ORDER = [*CORE, *MODELS, *(f"cli.{name}" for name in CLI), "cli", "__main__"]
 

@@ -84,7 +84,7 @@ def test_a_mask_allows_what_its_rule_says(name, where, shape):
     )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(placed_expressions())
 def test_and_or_and_not_are_the_boolean_operators(placed):
     shape, mask, predicate, positions = placed
@@ -92,7 +92,7 @@ def test_and_or_and_not_are_the_boolean_operators(placed):
     np.testing.assert_array_equal(as_array(mask, shape, **positions), expected)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(placed_expressions(), st.integers(0, 99))
 def test_de_morgans_laws_hold(placed, seed):
     shape, a, _, positions = placed
@@ -106,7 +106,7 @@ def test_de_morgans_laws_hold(placed, seed):
 # ---------------------------------------------------------------- bounds
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(placed_expressions(), st.integers(1, 4), st.integers(1, 4))
 def test_bounds_never_lie(placed, rows, columns):
     shape, mask, predicate, positions = placed

@@ -8,6 +8,7 @@ import numpy as np
 import oracle
 import pytest
 from jax import lax
+from menu import quick_jit
 
 import attention_jax as aj
 from attention_jax.kernels import KERNELS
@@ -113,8 +114,8 @@ def assert_same(a, b, tolerance=1e-9):
 def test_every_derivative_is_that_of_the_definition(kernel, derivative):
     with jax.enable_x64(True):
         take = DERIVATIVES[derivative]
-        found = jax.jit(functools.partial(take, by_kernel(kernel)))(point(1))
-        assert_same(found, jax.jit(functools.partial(take, by_hand))(point(1)))
+        found = quick_jit(functools.partial(take, by_kernel(kernel)))(point(1))
+        assert_same(found, quick_jit(functools.partial(take, by_hand))(point(1)))
 
 
 @kernels
@@ -122,9 +123,9 @@ def test_every_derivative_is_that_of_the_definition(kernel, derivative):
 def test_vmap_of_every_derivative_is_each_examples_own(kernel, derivative):
     with jax.enable_x64(True):
         one = functools.partial(DERIVATIVES[derivative], by_kernel(kernel))
-        truth = jax.jit(functools.partial(DERIVATIVES[derivative], by_hand))
+        truth = quick_jit(functools.partial(DERIVATIVES[derivative], by_hand))
         x = point(7, (2,))
-        found = jax.jit(jax.vmap(one))(x)
+        found = quick_jit(jax.vmap(one))(x)
         for n in range(2):
             assert_same(jax.tree.map(lambda a, n=n: a[n], found), truth(jax.tree.map(lambda a, n=n: a[n], x)))
 
@@ -141,8 +142,8 @@ def test_vmap_of_every_derivative_is_each_examples_own(kernel, derivative):
 def test_derivatives_go_through_control_flow_and_rematerialisation(kernel, derivative, wrapping):
     with jax.enable_x64(True):
         take, wrap = DERIVATIVES[derivative], WRAPPINGS[wrapping]
-        found = jax.jit(functools.partial(take, wrap(by_kernel(kernel))))(point(3))
-        assert_same(found, jax.jit(functools.partial(take, wrap(by_hand)))(point(3)))
+        found = quick_jit(functools.partial(take, wrap(by_kernel(kernel))))(point(3))
+        assert_same(found, quick_jit(functools.partial(take, wrap(by_hand)))(point(3)))
 
 
 @kernels
@@ -223,7 +224,7 @@ def test_vmap_over_some_arguments_is_a_loop(kernel, mapped):
         return [jax.tree.map(lambda a, m=m: a[n if chosen[m] else 0], x[m]) for m in names]
 
     stacked = [x[m] if chosen[m] else first for m, first in zip(names, example(0), strict=True)]
-    found = jax.jit(jax.vmap(call, tuple(0 if chosen[n] else None for n in names)))(*stacked)
+    found = quick_jit(jax.vmap(call, tuple(0 if chosen[n] else None for n in names)))(*stacked)
     alone = jax.jit(call)
     for n in range(3):
         assert_same(jax.tree.map(lambda a, n=n: a[n], found), alone(*example(n)), 2e-5)
