@@ -124,7 +124,9 @@ def _scaled(q: jax.Array, scale: Any, logits: tuple[int, ...]) -> tuple[jax.Arra
     """A number stays static; an array is multiplied into q, so that it has its gradient."""
     if scale is None:
         return q, 1 / math.sqrt(max(q.shape[-1], 1))
-    if isinstance(scale, (int, float, np.generic)) and not isinstance(scale, (bool, np.bool_)):
+    if isinstance(scale, (int, float, np.integer, np.floating)) and not isinstance(scale, bool):
+        if not math.isfinite(scale):
+            raise ValueError(explain("attention", "scale must be finite.", {"scale": scale}))
         return q, float(scale)
     scale = _floats("scale", scale)
     full = (*logits[:-1], 1)
@@ -157,16 +159,24 @@ def _dropping(dropout: Any) -> tuple[Dropping | None, Any]:
         raise TypeError(explain("attention", rule, {"dropout": type(dropout).__name__}, "dropout=(0.1, key)"))
     rate, key = dropout
     if is_concrete(rate):
-        if not 0 <= float(rate) <= 1:
-            raise ValueError(explain("attention", "the dropout rate must lie in [0, 1].", {"rate": rate}))
+        if np.ndim(rate) or not 0 <= float(rate) <= 1:
+            raise ValueError(explain("attention", "the dropout rate must be one number in [0, 1].", {"rate": rate}))
         if rate == 0:
             return None, None
-    if not hasattr(key, "dtype") or not (
-        jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or (key.dtype == jnp.uint32 and key.ndim == 1)
-    ):
+    if not _is_one_key(key):
         rule = "dropout=(rate, key) needs one random key."
-        raise TypeError(explain("attention", rule, {"key": type(key).__name__}, "jax.random.key(seed)"))
+        given = f"{key.dtype}{key.shape}" if hasattr(key, "dtype") else type(key).__name__
+        remedy = "jax.random.key(seed); of several, one for each call."
+        raise TypeError(explain("attention", rule, {"key": given}, remedy))
     rate = jnp.asarray(rate, jnp.float32)
     kept = jnp.where(rate < 1, 1 - rate, jnp.ones_like(rate))
     grown = jnp.where(rate < 1, 1 / kept, jnp.zeros_like(rate))
     return Dropping(dropping.seed_of(key), lax.stop_gradient(rate)), grown
+
+
+def _is_one_key(key: Any) -> bool:
+    """Typed, or the words of a legacy one."""
+    if not hasattr(key, "dtype"):
+        return False
+    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    return (typed or key.dtype == jnp.uint32) and key.ndim == (0 if typed else 1)

@@ -61,6 +61,11 @@ class MultiHeadAttention(nnx.Module):
         """
         if not 0 <= dropout <= 1:
             raise ValueError(explain("MultiHeadAttention", "dropout is a probability.", {"dropout": dropout}))
+        if jax.tree.leaves(mask):
+            remedy = "Give a mask with arrays to the call."
+            raise ValueError(
+                explain("MultiHeadAttention", "the layer's mask may not hold arrays.", {"mask": mask}, remedy)
+            )
         widths = {"kv_heads": kv_heads, "key_width": key_width, "value_width": value_width}
         widths |= {"context_width": context_width, "out_width": out_width}
         params = init_mha(rngs.params(), width, heads, **widths, bias=bias, dtype=dtype)

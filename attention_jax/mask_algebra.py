@@ -6,6 +6,7 @@ pairs, that a tile is empty (skip it) or full (do not mask it). Both are closed 
 
 import abc
 import dataclasses
+import html
 from typing import Any, ClassVar, final
 
 import jax
@@ -100,7 +101,7 @@ class Mask(Expression, abc.ABC):
         try:
             return self.draw()._repr_html_()
         except (ValueError, TypeError):  # array fields of another length, or traced ones
-            return f"<code>{self!r}</code>"
+            return f"<code>{html.escape(repr(self))}</code>"
 
     __array_ufunc__ = None  # so that `numpy_array & mask` asks the mask
 

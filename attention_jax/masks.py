@@ -3,7 +3,7 @@
 A mask is a small immutable expression: leaves such as `Causal()` and `Lengths(kv=...)`, joined by `&`, `|` and `~`. It
 stores no shape. Positions decide what `Causal`, `Window`, `Prefix` and `Where` see; rows of the arrays decide what
 `Lengths`, `Segments` and `Dense` mean. A new mask is one class here. Python numbers in a mask are static (a new value
-traces anew); arrays, NumPy's included, are leaves and may be traced.
+traces anew), but for those given to `Where`; arrays, NumPy's included, are leaves and may be traced.
 
 Example:
     >>> from attention_jax.masks import Causal, Window
@@ -21,7 +21,7 @@ import numpy as np
 
 from .errors import explain
 from .expressions import show
-from .given import is_concrete, kind_of
+from .given import is_concrete
 from .mask_algebra import And as And
 from .mask_algebra import Dense as Dense
 from .mask_algebra import Full as Full
@@ -29,7 +29,8 @@ from .mask_algebra import Mask as Mask
 from .mask_algebra import Not as Not
 from .mask_algebra import Or as Or
 from .mask_algebra import as_mask as as_mask
-from .sides import POSITION_LIMIT, Plane, Side, over_examples, share_an_id
+from .mask_fields import INT32, REACH, check_each, check_rows, integers
+from .sides import Plane, Side, over_examples, share_an_id
 
 
 @final
@@ -53,7 +54,7 @@ class Window(Mask):
     """A query at i sees keys at j with i - left ≤ j ≤ i + right, both ends included; None opens a side.
 
     Attributes:
-        left, right: ints, or integer arrays: one number, or batch axes.
+        left, right: ints below 2^30, or integer arrays: one number, or batch axes.
     """
 
     left: Any
@@ -62,12 +63,14 @@ class Window(Mask):
 
     def __post_init__(self) -> None:
         for name in ("left", "right"):
-            object.__setattr__(self, name, _integers(self, name, minimum=-POSITION_LIMIT))
+            reach = integers(self, name, REACH)
+            traced = isinstance(reach, jax.Array)  # cannot be read, and must not wrap in `position + reach`
+            object.__setattr__(self, name, jnp.clip(reach, *REACH) if traced else reach)
 
     def check(self, plane: Plane) -> None:
         super().check(plane)
         for name in ("left", "right"):
-            _check_each(self, name, plane)
+            check_each(self, name, plane)
 
     def allows(self, q: Side, k: Side) -> Any:
         inside = np.True_
@@ -103,10 +106,10 @@ class Prefix(Mask):
     n: Any
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "n", _integers(self, "n", minimum=-POSITION_LIMIT, required=True))
+        object.__setattr__(self, "n", integers(self, "n", required=True))
 
     def check(self, plane: Plane) -> None:
-        _check_each(self, "n", plane)
+        check_each(self, "n", plane)
 
     def allows(self, q: Side, k: Side) -> Any:
         return k.position < k.each(self.n)
@@ -134,11 +137,11 @@ class Lengths(Mask):
 
     def __post_init__(self) -> None:
         for name in ("kv", "q"):
-            object.__setattr__(self, name, _integers(self, name, minimum=0))
+            object.__setattr__(self, name, integers(self, name, (0, INT32[1])))
 
     def check(self, plane: Plane) -> None:
         for name, letter, rows in (("kv", "keys S", plane.keys), ("q", "queries T", plane.queries)):
-            _check_each(self, name, plane)
+            check_each(self, name, plane)
             value = getattr(self, name)
             if value is not None and is_concrete(value) and np.max(value, initial=0) > rows:
                 rule = f"Lengths({name}=...) goes beyond the array."
@@ -171,7 +174,7 @@ class Segments(Mask):
     Attributes:
         q: integer ids, `(T,)` or batch axes + `(T,)`.
         kv: likewise for keys, with S; None: the ids of the queries (T = S).
-        pad: rows and keys with this id match nothing, not even each other.
+        pad: rows and keys with this id match nothing, not even each other; one number, or one per example.
 
     Tile bounds compare the smallest and largest id of each tile: exact for sorted ids (which packing gives), safe for
     any; ids that are NumPy arrays are compared exactly.
@@ -183,21 +186,22 @@ class Segments(Mask):
     pad: Any = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "q", _integers(self, "q", required=True, rows=True))
-        object.__setattr__(self, "kv", _integers(self, "kv", rows=True))
-        object.__setattr__(self, "pad", _integers(self, "pad"))
+        object.__setattr__(self, "q", integers(self, "q", required=True, rows=True))
+        object.__setattr__(self, "kv", integers(self, "kv", rows=True))
+        object.__setattr__(self, "pad", integers(self, "pad"))
 
     def check(self, plane: Plane) -> None:
         if self.kv is None and plane.queries != plane.keys:
             rule, facts = "Segments(q) alone needs T = S.", {"queries T": plane.queries, "keys S": plane.keys}
             raise ValueError(explain("attention", rule, facts, "Give the ids of the keys: Segments(q, kv)."))
-        _check_rows(self, "q", plane, plane.queries)
-        _check_rows(self, "kv", plane, plane.keys)
+        check_rows(self, "q", plane, plane.queries)
+        check_rows(self, "kv", plane, plane.keys)
+        check_each(self, "pad", plane)
 
     def allows(self, q: Side, k: Side) -> Any:
         q_id, k_id = q.take(self.q), k.take(self.q if self.kv is None else self.kv)
         same = q_id == k_id
-        return same if self.pad is None else same & (q_id != self.pad)
+        return same if self.pad is None else same & (q_id != q.each(self.pad))
 
     def bounds(self, q: Side, k: Side) -> tuple[Any, Any]:
         q_ids, k_ids = q.take(self.q), k.take(self.q if self.kv is None else self.kv)
@@ -205,8 +209,13 @@ class Segments(Mask):
         may_any = (q_low <= k_high) & (k_low <= q_high)
         must_all = (q_low == q_high) & (k_low == k_high) & (q_low == k_low)
         if self.pad is not None:
-            must_all = must_all & ~q.span(q_ids == self.pad)[1] & ~k.span(k_ids == self.pad)[1]
-        if is_concrete(q_ids) and is_concrete(k_ids) and (self.pad is None or is_concrete(self.pad)):
+            q_pad, k_pad = q.span(q_ids == q.each(self.pad))[1], k.span(k_ids == k.each(self.pad))[1]
+            must_all = must_all & ~q_pad & ~k_pad
+        if (
+            is_concrete(q_ids)
+            and is_concrete(k_ids)
+            and (self.pad is None or (is_concrete(self.pad) and np.ndim(self.pad) == 0))
+        ):
             may_any = may_any & share_an_id(q, k, q_ids, k_ids, self.pad)
         return may_any, must_all
 
@@ -215,7 +224,7 @@ class Segments(Mask):
         if self.pad is None:
             return side.span(ids)
         xp = np if is_concrete(ids) and is_concrete(self.pad) else jnp
-        ends, real = np.iinfo(np.int32), ids != self.pad
+        ends, real = np.iinfo(np.int32), ids != side.each(self.pad)
         return side.span(xp.where(real, ids, ends.max))[0], side.span(xp.where(real, ids, ends.min))[1]
 
 
@@ -257,42 +266,3 @@ class Where(Mask):
     def __repr__(self) -> str:
         name = getattr(self.fn, "__name__", "fn")
         return f"Where({', '.join([name, *map(show, self.arrays)])})"
-
-
-def _integers(mask: Mask, name: str, *, minimum: int | None = None, required: bool = False, rows: bool = False) -> Any:
-    """A field checked: None, a Python int, or an integer array (with a row axis if `rows`)."""
-    value: Any = getattr(mask, name)
-    kind, is_array = kind_of(value), hasattr(value, "dtype")
-    if kind == "NoneType" and not required:
-        return None
-    field = f"{type(mask).__name__}({name}=...)"
-    if kind not in "iu" or (rows and np.ndim(value) == 0):
-        wanted = "an integer array with one entry per row" if rows else "an int or an integer array"
-        given = f"{value.dtype}{value.shape}" if is_array else repr(value)
-        remedy = "Make an array of it: np.asarray(...)." if kind in ("list", "tuple") else ""
-        raise TypeError(explain("mask", f"{field} must be {wanted}.", {name: given}, remedy))
-    if is_concrete(value):
-        if minimum is not None and np.min(value, initial=minimum) < minimum:
-            raise ValueError(explain("mask", f"{field} must be at least {minimum}.", {name: value}))
-        if np.max(np.abs(value), initial=0) > np.iinfo(np.int32).max:
-            raise ValueError(explain("mask", f"{field} must fit in 32 bits.", {name: value}))
-    return value.astype(np.int32) if is_array else value
-
-
-def _check_each(mask: Mask, name: str, plane: Plane) -> None:
-    """One number per call, or one per example."""
-    value = getattr(mask, name)
-    if np.ndim(value):
-        plane.check_batch(f"{type(mask).__name__}({name}=...)", np.shape(value))
-
-
-def _check_rows(mask: Mask, name: str, plane: Plane, rows: int) -> None:
-    """One entry per row, `(T,)` or batch axes + `(T,)`."""
-    value = getattr(mask, name)
-    if value is None:
-        return
-    if value.shape[-1] != rows:
-        rule = f"{type(mask).__name__}({name}=...) must have one entry per row."
-        raise ValueError(explain("attention", rule, {f"{name} ids": value.shape, "rows": rows}))
-    if value.ndim > 1:
-        plane.check_batch(f"{type(mask).__name__}({name}=...)", value.shape[:-1])

@@ -4,6 +4,8 @@ The mixer is chosen once, in `_mixer`; everything else is the same, so two model
 """
 
 import functools
+import math
+import operator
 from collections.abc import Iterable
 from typing import Any
 
@@ -113,8 +115,7 @@ def _mixer(
 ) -> nnx.Module:
     if name == "attention":
         return MultiHeadAttention(width, heads, mask=Causal(), rotary=rotary, dropout=dropout, rngs=rngs)
-    if state is None:
-        raise ValueError(explain("CausalLM", "a recurrence needs the width N of its state.", {"mixer": name}))
+    assert state is not None  # by `matched_sizes`, for every recurrence
     return Recurrence(width, state, name, rngs=rngs)
 
 
@@ -190,15 +191,28 @@ def sample(
     Returns:
         The `count` new tokens, int32.
 
+    Raises:
+        TypeError: a prompt that is not one row of integers.
+        ValueError: nothing to go on, a negative or infinite number, or a token that the model has not.
+
     Example:
         >>> model = CausalLM(width=16, depth=1, heads=2, rngs=nnx.Rngs(0))
         >>> sample(model, np.array([1, 2, 3]), 4, jax.random.key(0), length=8).shape
         (4,)
     """
-    if len(prompt) < 1 or count < 0 or length < 1 or temperature < 0:
+    prompt, count = np.asarray(prompt), operator.index(count)
+    if prompt.ndim != 1 or prompt.dtype.kind not in "iu":
+        raise TypeError(
+            explain("sample", "a prompt is one row of integers.", {"prompt": f"{prompt.dtype}{prompt.shape}"})
+        )
+    if len(prompt) < 1 or count < 0 or length < 1 or not 0 <= temperature < math.inf:
         facts = {"prompt tokens": len(prompt), "count": count, "length": length, "temperature": temperature}
         rule = "sampling needs a prompt and a window of a token at least, and no negative numbers."
         raise ValueError(explain("sample", rule, facts))
+    vocab = getattr(model, "sizes", {}).get("vocab", math.inf)
+    if prompt.min() < 0 or prompt.max() >= vocab:
+        facts = {"smallest": prompt.min(), "largest": prompt.max(), "vocabulary": vocab}
+        raise ValueError(explain("sample", "the prompt holds tokens that the model has not.", facts))
     speaking = nnx.clone(model)
     speaking.eval()
     graphdef, state = nnx.split(speaking)

@@ -7,6 +7,7 @@ query and a key depends on the distance between their positions, not on the posi
 import dataclasses
 from typing import Any, final
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
@@ -51,7 +52,7 @@ def rotate(
         off by whole turns at position 1000.
 
     Raises:
-        TypeError: positions that are not integers.
+        TypeError: positions that are not integers, x that is not an array of floats.
         ValueError: D is odd, or the positions do not fit.
 
     Example:
@@ -61,6 +62,9 @@ def rotate(
     References:
         Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding, 2021.
     """
+    if not isinstance(x, (jax.Array, np.ndarray)) or not jnp.issubdtype(x.dtype, jnp.floating) or x.ndim < 2:
+        given = f"{x.dtype}{x.shape}" if hasattr(x, "dtype") else type(x).__name__
+        raise TypeError(explain("rotate", "x must be an array of floats with axes (..., T, D).", {"x": given}))
     width = x.shape[-1]
     if width % 2:
         raise ValueError(explain("rotate", "rotary positions need an even width D.", {"x (..., T, D)": x.shape}))
@@ -80,7 +84,8 @@ def _oriented(positions: Any, x: AnyArray) -> Int[Array, "... T 1"]:
     if positions is not None and kind_of(positions) not in "iu":
         raise TypeError(explain("rotate", "positions must be an int or integers.", {"positions": kind_of(positions)}))
     rows, shape = x.shape[-2], np.shape(positions) if positions is not None else ()
-    if shape and (shape[-1] != rows or len(shape) not in (1, x.ndim - 2)):
+    fits = len(shape) == x.ndim - 2 and all(n in (1, b) for n, b in zip(shape[:-1], x.shape, strict=False))
+    if shape and (shape[-1] != rows or not (len(shape) == 1 or fits)):
         rule = "positions must be one number, one entry per row, or batch axes in front of the rows."
         raise ValueError(explain("rotate", rule, {"positions": shape, "x (..., H, T, D)": x.shape}))
     if not shape:

@@ -179,7 +179,7 @@ class Plane:
 def _counted(name: str, positions: Any, rows: int, batch: tuple[int, ...]) -> Any:
     """Positions as an int32 array with one entry per row; None stays None (they count from 0)."""
     kind, is_array = kind_of(positions), hasattr(positions, "dtype")
-    if kind == "NoneType" or (not is_array and positions == 0):
+    if kind == "NoneType" or (kind == "i" and not is_array and positions == 0):
         return None
     if kind not in "iu":
         given = f"{positions.dtype}{positions.shape}" if is_array else repr(positions)

@@ -6,6 +6,7 @@ function, compiled once; the learning rate goes in as a number, so a schedule of
 
 import dataclasses
 import functools
+import json
 import math
 import os
 import time
@@ -134,17 +135,25 @@ def fit(
         recipe: the schedule. `batch`, `length` and `seed` are for whoever makes the batches.
         seconds: of training, compiling included; what the caller does between two reports does not count. Looked at
             after each step handed to the device, which may lag behind by `report_every` steps.
-        report_every: steps between two yields; the first and the last step are always reported.
+        report_every: steps between two yields; the first and the last step that are done are always reported. A run
+            that was complete before has none.
         folder: where checkpoints are kept. A run whose folder holds one continues from there, and ends with the same
             bits as if it had never stopped.
         save_every: steps between two checkpoints; the end of the loop saves too.
         settings: what else to write beside the recipe, and to insist on when continuing.
 
     Raises:
-        ValueError: the folder holds a checkpoint of another recipe, of other settings or of another model.
+        TypeError: settings that JSON cannot hold.
+        ValueError: the folder is a file, or holds a checkpoint of another recipe, of other settings or of another
+            model; a number that must be positive is not.
     """
+    facts = {"seconds": seconds, "report_every": report_every, "save_every": save_every}
+    if not min(facts.values()) > 0 or math.isnan(seconds):
+        raise ValueError(explain("fit", "these must be positive.", facts))
+    if folder is not None and os.path.exists(folder) and not os.path.isdir(folder):
+        raise ValueError(explain("fit", "the folder of checkpoints is a file.", {"folder": folder}))
+    known = json.loads(json.dumps({"recipe": dataclasses.asdict(recipe), **(settings or {})}))  # as it is read back
     learner, state = _begin(model, loss, recipe)
-    known = {"recipe": dataclasses.asdict(recipe), **(settings or {})}
     done = saved = 0
     if folder is not None and (found := checkpoints.newest(folder)) is not None:
         if (stored := checkpoints.settings_of(folder)) != known:
@@ -253,7 +262,7 @@ def evaluate(model: nnx.Module, tokens: np.ndarray, length: int, *, batch: int =
     Raises:
         ValueError: fewer than two tokens, or windows shorter than that.
     """
-    if len(tokens) < 2 or length < 2:
+    if len(tokens) < 2 or length < 2 or batch < 1:
         facts = {"tokens": len(tokens), "length": length}
         raise ValueError(explain("evaluate", "two tokens are the least that can be scored.", facts))
     judged = nnx.clone(model)

@@ -13,7 +13,19 @@ PACKAGE = pathlib.Path(attention_jax.__file__).parent
 
 # A module imports only from its left. Three groups: up to `recurrent` the core; then what needs flax; then the command.
 CORE = [
-    *("errors", "given", "expressions", "pictures", "sides", "dropout", "mask_algebra", "masks", "reference", "rotary"),
+    *(
+        "errors",
+        "given",
+        "expressions",
+        "pictures",
+        "sides",
+        "dropout",
+        "mask_algebra",
+        "mask_fields",
+        "masks",
+        "reference",
+        "rotary",
+    ),
     *("kernels.axes", "kernels.call", "kernels.junk", "kernels.rules", "kernels.dense", "kernels"),
     *("plans", "arguments", "dispatch", "multihead", "attention_jax", "cells", "recurrent"),
 ]

@@ -147,3 +147,22 @@ def test_a_run_killed_twice_and_resumed_ends_with_the_bits_of_one_never_interrup
     whole, expected = finish("attention")
     assert whole == list(range(1, 31))
     assert parameters == expected
+
+
+def test_settings_that_json_changes_are_still_the_same_run(tmp_path):
+    def run():
+        model = CausalLM(width=8, depth=1, heads=1, mixer="elman", rngs=nnx.Rngs(0))
+        recipe = Recipe(2, batch=2, length=8)
+        return [
+            p.step for p in train(model, np.zeros(99, np.uint8), recipe, folder=tmp_path, settings={"sizes": (1, 2)})
+        ]
+
+    assert run() == [1, 2]
+    assert run() == []
+
+
+def test_a_folder_that_is_a_file_is_refused_before_work_starts(tmp_path):
+    (tmp_path / "file").write_text("")
+    model = CausalLM(width=8, depth=1, heads=1, mixer="elman", rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="is a file"):
+        next(train(model, np.zeros(99, np.uint8), Recipe(2, batch=2, length=8), folder=tmp_path / "file"))

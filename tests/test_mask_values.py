@@ -143,7 +143,7 @@ def test_a_traced_length_beyond_the_array_means_the_array():
         (lambda: Causal() & [[True]], TypeError, "asarray"),
         (lambda: Causal() & True, TypeError, "boolean array"),
         (lambda: Lengths(kv=[1, 2]), TypeError, "asarray"),
-        (lambda: Lengths(kv=-1), ValueError, "at least 0"),
+        (lambda: Lengths(kv=-1), ValueError, "between 0 and"),
         (lambda: Lengths(kv=np.array([1.5])), TypeError, "integer"),
         (lambda: Lengths(kv=True), TypeError, "int"),
         (lambda: Segments(3), TypeError, "per row"),
@@ -211,3 +211,28 @@ def test_the_picture_of_a_large_mask_stays_small():
     text = str(Causal().draw(4096))
     assert max(map(len, text.splitlines())) <= 200
     assert len(Causal().draw(4096)._repr_html_()) < 200_000
+
+
+@pytest.mark.parametrize("reach", [2**31 - 1, 2**30, -(2**30), np.iinfo(np.int32).max], ids=str)
+def test_a_window_too_wide_for_its_arithmetic_is_refused(reach, plain_errors):
+    for fields in ((None, reach), (reach, None)):
+        with pytest.raises(ValueError, match="None: no limit"):
+            Window(*fields)
+
+
+def test_a_window_whose_reach_cannot_be_read_does_not_wrap():
+    widest = jnp.asarray(np.iinfo(np.int32).max)
+    assert jax.jit(lambda reach: Window(None, reach).array(4, 4))(widest).all()
+    assert jax.jit(lambda reach: Window(reach, None).array(4, 4, q_positions=-3))(widest).all()
+
+
+def test_a_pad_per_example_hides_in_its_own_example():
+    ids = np.array([[1, 1, 0, 0], [1, 1, 9, 9]])
+    for pad in (np.array([0, 9]), jnp.array([0, 9])):
+        array = np.asarray(Segments(ids, pad=pad).array(4, batch=(2,)))
+        np.testing.assert_array_equal(array[:, 0].any(-1), [[True, True, False, False]] * 2)
+
+
+def test_a_pad_that_is_no_number_per_example_is_refused(plain_errors):
+    with pytest.raises(ValueError, match="batch axes"):
+        Segments(np.array([1, 1, 0, 0]), pad=np.array([1, 1, 0, 0])).array(4)

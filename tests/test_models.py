@@ -173,3 +173,27 @@ def test_what_cannot_be_sampled_is_refused(wrong):
 def test_nothing_but_parameters_is_counted():
     assert parameter_count(nnx.BatchNorm(4, rngs=nnx.Rngs(0))) == 8
     assert models.parameter_count(small(dropout=0.5)) == models.parameter_count(small())
+
+
+SAMPLES = {
+    "two axes": (np.array([[1, 2]]), {}, TypeError, "one row of integers"),
+    "floats": (np.array([1.7]), {}, TypeError, "one row of integers"),
+    "unknown token": (np.array([300]), {}, ValueError, "tokens that the model has not"),
+    "negative token": (np.array([-1]), {}, ValueError, "tokens that the model has not"),
+    "nan": (np.array([1]), {"temperature": float("nan")}, ValueError, "no negative numbers"),
+    "inf": (np.array([1]), {"temperature": float("inf")}, ValueError, "no negative numbers"),
+}
+
+
+@pytest.mark.parametrize(("prompt", "options", "error", "text"), SAMPLES.values(), ids=SAMPLES)
+def test_what_cannot_be_continued_is_refused(prompt, options, error, text, plain_errors):
+    model = CausalLM(vocab=20, width=8, depth=1, heads=2, rngs=nnx.Rngs(0))
+    with pytest.raises(error, match=text):
+        sample(model, prompt, 3, jax.random.key(0), length=8, **options)
+
+
+def test_a_refused_count_does_not_spoil_the_next_call(plain_errors):
+    model = CausalLM(vocab=20, width=8, depth=1, heads=2, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError):
+        sample(model, np.array([1]), 3.0, jax.random.key(0), length=8)
+    assert sample(model, np.array([1]), 3, jax.random.key(0), length=8).shape == (3,)

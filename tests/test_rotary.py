@@ -67,3 +67,15 @@ def test_positions_may_be_traced_and_x_may_be_one_head():
 def test_what_cannot_be_turned_is_refused(make, error, text, plain_errors):
     with pytest.raises(error, match=text):
         make()
+
+
+@pytest.mark.parametrize("x", [np.full((2, 4), 7), [[1.0, 2.0]], np.ones(4)], ids=["integers", "list", "one axis"])
+def test_only_arrays_of_floats_with_two_axes_are_turned(x, plain_errors):
+    with pytest.raises(TypeError, match="array of floats"):
+        rotate(x)
+
+
+def test_positions_of_another_batch_are_refused(plain_errors):
+    for shape in ((1, 2, 3, 4), (2, 2, 3, 4)):
+        with pytest.raises(ValueError, match="batch axes"):
+            rotate(jnp.ones(shape), np.zeros((3, 3), int))

@@ -257,3 +257,21 @@ def test_a_hundred_steps_on_the_manual_bring_the_default_model_below_the_bigram_
     for _ in train(model, reading, Recipe(steps=100), report_every=100):
         pass
     assert evaluate(model, unseen, length=128) < data.ngram_bits(reading, unseen, 2)
+
+
+@pytest.mark.parametrize("wrong", [{"report_every": 0}, {"save_every": 0}, {"seconds": float("nan")}, {"seconds": 0}])
+def test_numbers_of_a_run_that_must_be_positive_are(wrong, plain_errors):
+    model = CausalLM(width=8, depth=1, heads=1, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="must be positive"):
+        next(train(model, np.zeros(99, np.uint8), Recipe(1, batch=2, length=8), **wrong))
+
+
+@pytest.mark.parametrize("wrong", [{"learning_rate": float("nan")}, {"clip": -1.0}, {"weight_decay": float("inf")}])
+def test_a_recipe_of_impossible_numbers_is_refused(wrong, plain_errors):
+    with pytest.raises(ValueError, match="must be finite, not negative"):
+        Recipe(1, **wrong)
+
+
+def test_a_recipe_of_numpy_numbers_is_one_of_python_numbers():
+    assert Recipe(np.int64(3), learning_rate=np.float32(0.5)) == Recipe(3, learning_rate=0.5)
+    assert type(Recipe(np.int64(3)).steps) is int

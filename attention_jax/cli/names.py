@@ -47,6 +47,16 @@ def count(number: float) -> str:
     return f"{round(number):,}"
 
 
+def figure(number: float, digits: int = 3) -> str:
+    """A number in so many digits, never in powers of ten.
+
+    Example:
+        >>> figure(0.06634), figure(55.84), figure(1234.5), figure(130.2, 2)
+        ('0.0663', '55.8', '1,234', '130')
+    """
+    return count(number) if abs(number) >= 10 ** (digits - 1) else f"{number:.{digits}g}"
+
+
 def listed(words: list[str]) -> str:
     """Words as a list in a sentence.
 

@@ -84,7 +84,7 @@ def page(results: dict[str, Any], drawn: set[str]) -> str:
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"count": names.count, "size": names.size}
+    environment.filters |= {"count": names.count, "figure": names.figure, "size": names.size}
     parts = {name: results["parts"].get(name) for name in sentences.PARTS}
     return environment.get_template("report.html").render(
         results,

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from .names import LAYERS, MIXERS, count, listed, percent, size, start
+from .names import LAYERS, MIXERS, count, figure, listed, percent, size, start
 
 Results = dict[str, Any]
 EQUAL_BITS = 0.03  # models closer than this are called equal: another seed moves them by about as much
@@ -130,7 +130,7 @@ def speed(time: Results) -> list[str]:
     for direction, layer in dict.fromkeys((row["direction"], row["layer"]) for row in fair):
         rows = [row for row in fair if (row["direction"], row["layer"]) == (direction, layer)]
         ends = [
-            f"{row['time_over_attention']:.2g} times as long at T = {count(row['length_tokens'])}"
+            f"{figure(row['time_over_attention'], 2)} times as long at T = {count(row['length_tokens'])}"
             for row in (rows if len(rows) == 1 else [rows[0], rows[-1]])
         ]
         said.append(f"{start(direction)}, {LAYERS[layer]} takes, beside attention with 8 heads, {listed(ends)}.")
