@@ -53,4 +53,4 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 clean:
-	rm -rf $(VENV) .jax_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-newest .jax_cache .pytest_cache .ruff_cache .hypothesis

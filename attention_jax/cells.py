@@ -84,9 +84,11 @@ class Cell(abc.ABC):
             {'input': (3, 12), 'state': (4, 12), 'bias': (12,), 'state_bias': (4,)}
         """
         if min(inputs, state) < 1:
-            raise ValueError(explain("init", "widths are at least 1.", {"inputs I": inputs, "state N": state}))
+            raise ValueError(
+                explain(f"{self.name.upper()}.init", "widths are at least 1.", {"inputs I": inputs, "state N": state})
+            )
         if not jnp.issubdtype(dtype, jnp.floating):
-            raise TypeError(explain("init", "parameters are floats.", {"dtype": dtype}))
+            raise TypeError(explain(f"{self.name.upper()}.init", "parameters are floats.", {"dtype": dtype}))
         input_key, state_key, bias_key = jax.random.split(key, 3)
         # half precision has no QR, from which the orthogonal matrices come
         drawn = jnp.float64 if dtype == jnp.float64 else jnp.float32

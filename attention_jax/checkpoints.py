@@ -49,7 +49,7 @@ def settings_of(folder: str | os.PathLike) -> dict[str, Any]:
     """
     with _manager(folder) as manager:
         args = ocp.args.Composite(settings=ocp.args.JsonRestore())
-        return dict(manager.restore(_require(manager, folder), args=args)["settings"])
+        return dict(manager.restore(_require("settings_of", manager, folder), args=args)["settings"])
 
 
 def restore(folder: str | os.PathLike, like: PyTree) -> PyTree:
@@ -59,7 +59,7 @@ def restore(folder: str | os.PathLike, like: PyTree) -> PyTree:
         ValueError: there is no checkpoint, or its leaves are others than those of `like`.
     """
     with _manager(folder) as manager:
-        step = _require(manager, folder)
+        step = _require("restore", manager, folder)
         expected = _table(like)
         stored = _shapes(manager.item_metadata(step)["arrays"].tree)
         for name in sorted(stored.keys() | expected.keys()):
@@ -80,10 +80,10 @@ def _manager(folder: str | os.PathLike) -> Iterator[ocp.CheckpointManager]:
         yield manager
 
 
-def _require(manager: ocp.CheckpointManager, folder: str | os.PathLike) -> int:
+def _require(function: str, manager: ocp.CheckpointManager, folder: str | os.PathLike) -> int:
     step = manager.latest_step()
     if step is None:
-        raise ValueError(explain("restore", "the folder holds no checkpoint.", {"folder": folder}))
+        raise ValueError(explain(function, "the folder holds no checkpoint.", {"folder": folder}))
     return step
 
 

@@ -72,7 +72,9 @@ def _manual() -> tuple[str, bytes]:
         topics = importlib.import_module("pydoc_data.topics").topics
     except ImportError as error:
         rule = "this Python does not carry its reference manual (module pydoc_data.topics)."
-        raise ValueError(explain("load_text", rule, remedy="Give a text of your own: --text FILE.")) from error
+        raise ValueError(
+            explain("load_text", rule, remedy="Give files of your own (on the command line: --text FILE).")
+        ) from error
     version = ".".join(map(str, sys.version_info[:3]))
     return f"reference manual of Python {version} (pydoc_data.topics)", "\n".join(topics.values()).encode()
 

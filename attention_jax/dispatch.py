@@ -49,8 +49,8 @@ def attention(
 
     The order is fixed: scale, bias, mask, softmax, dropout, values. A query that may attend to nothing gives zeros
     (weights 0, lse -inf) and passes no gradient. NaN or inf in a key or value reaches exactly the queries that may
-    attend to it. Any derivative of any order works, forwards and backwards; what reverse mode keeps is (q, k, v, bias,
-    out, lse), linear in T.
+    attend to it. Any derivative of any order works, forwards and backwards; what reverse mode keeps is (q, k, v, out,
+    lse), linear in T, besides the bias and the mask that it was given.
 
     Args:
         q: queries `(..., H, T, D)`. `(T, D)` is one head, `(H, T, D)` heads without a batch.
@@ -150,11 +150,13 @@ def plan(
 
 def choose(implementation: str | tuple[str, ...]) -> tuple[str, dict[str, str]]:
     """The kernel that runs, and why each other one does not."""
-    names = (implementation,) if isinstance(implementation, str) else tuple(implementation)
-    unknown = [name for name in names if name not in ("auto", *KERNELS)]
-    if unknown or not names:
-        known = ", ".join(map(repr, ("auto", *KERNELS)))
-        raise ValueError(explain("attention", f"unknown implementation {unknown}.", {"known": known}))
+    names = (implementation,) if isinstance(implementation, str) else implementation
+    known = ", ".join(map(repr, ("auto", *KERNELS)))
+    if not isinstance(names, (tuple, list)) or not names:
+        rule = "implementation must be a name, or names in order of preference."
+        raise ValueError(explain("attention", rule, {"given": repr(implementation), "known": known}))
+    if unknown := [name for name in names if name not in ("auto", *KERNELS)]:
+        raise ValueError(explain("attention", f"unknown implementation {unknown[0]!r}.", {"known": known}))
     chosen = next(iter(KERNELS)) if names[0] == "auto" else names[0]
     return chosen, {name: f"{chosen} comes first" for name in KERNELS if name != chosen}
 

@@ -43,7 +43,7 @@ class Mask(Expression, abc.ABC):
         if self.reads_query_position and not plane.aligned:
             raise ValueError(
                 explain(
-                    "attention",
+                    "mask",
                     f"{self!r} compares positions of queries and keys, and T ≠ S leaves open how they are aligned.",
                     {"queries T": plane.queries, "keys S": plane.keys},
                     "Give q_positions=S - T (the last query sees the last key) or q_positions=0 (both start together).",

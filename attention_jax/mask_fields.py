@@ -45,6 +45,6 @@ def check_rows(mask: Mask, name: str, plane: Plane, rows: int) -> None:
         return
     if value.shape[-1] != rows:
         rule = f"{type(mask).__name__}({name}=...) must have one entry per row."
-        raise ValueError(explain("attention", rule, {f"{name} ids": value.shape, "rows": rows}))
+        raise ValueError(explain("mask", rule, {f"{name} ids": value.shape, "rows": rows}))
     if value.ndim > 1:
         plane.check_batch(f"{type(mask).__name__}({name}=...)", value.shape[:-1])

@@ -145,7 +145,7 @@ class Lengths(Mask):
             value = getattr(self, name)
             if value is not None and is_concrete(value) and np.max(value, initial=0) > rows:
                 rule = f"Lengths({name}=...) goes beyond the array."
-                raise ValueError(explain("attention", rule, {f"{name} lengths": value, letter: rows}))
+                raise ValueError(explain("mask", rule, {f"{name} lengths": value, letter: rows}))
 
     def allows(self, q: Side, k: Side) -> Any:
         real = np.True_
@@ -193,7 +193,7 @@ class Segments(Mask):
     def check(self, plane: Plane) -> None:
         if self.kv is None and plane.queries != plane.keys:
             rule, facts = "Segments(q) alone needs T = S.", {"queries T": plane.queries, "keys S": plane.keys}
-            raise ValueError(explain("attention", rule, facts, "Give the ids of the keys: Segments(q, kv)."))
+            raise ValueError(explain("mask", rule, facts, "Give the ids of the keys: Segments(q, kv)."))
         check_rows(self, "q", plane, plane.queries)
         check_rows(self, "kv", plane, plane.keys)
         check_each(self, "pad", plane)

@@ -57,7 +57,13 @@ class CausalLM(nnx.Module):
                 attention has (`matched_sizes`).
             dropout: on both branches of each block, and on the weights of attention.
             rngs: streams "params" and, with dropout, "dropout".
+
+        Raises:
+            ValueError: an unknown mixer, or an odd number of features for each head.
         """
+        if width % heads or width // heads % 2:
+            rule = "the width W must be an even multiple of the heads H, for rotary positions."
+            raise ValueError(explain("CausalLM", rule, {"width W": width, "heads H": heads}))
         state = matched_sizes([mixer], width, heads)[mixer] if state is None else state
         sizes = {"vocab": vocab, "width": width, "depth": depth, "heads": heads, "mixer": mixer, "state": state}
         self._sizes = nnx.static(tuple(sizes.items()))
@@ -147,7 +153,7 @@ def matched_sizes(mixers: Iterable[str], width: int, heads: int) -> dict[str, in
     mixers = list(mixers)
     for mixer in mixers:
         if mixer not in MIXERS:
-            raise ValueError(explain("matched_sizes", "unknown mixer.", {"mixer": mixer, "known": ", ".join(MIXERS)}))
+            raise ValueError(explain("mixer", "unknown.", {"given": mixer, "known": ", ".join(MIXERS)}))
     return {mixer: None if mixer == "attention" else _matched(mixer, width, heads) for mixer in mixers}
 
 

@@ -179,6 +179,8 @@ def _check(params: Any, x: Any, source: Any) -> None:
         if name in params
     }
     facts = {"x (..., T, W)": x.shape, "context (..., S, C)": source.shape} | facts
+    if min(x.ndim, source.ndim) < 2:
+        raise ValueError(explain("mha", "x and context have an axis of positions and one of features.", facts))
     sizes = {"W": x.shape[-1:], "C": source.shape[-1:]}
     for name, axes in {**AXES, **BIAS_AXES}.items():
         shape = params[name].shape if name in params else None
@@ -186,6 +188,10 @@ def _check(params: Any, x: Any, source: Any) -> None:
             raise ValueError(explain("mha", f"{name} must have the axes ({', '.join(axes)}).", facts))
         for letter, size in zip(axes, shape or (), strict=False):
             if sizes.setdefault(letter, (size,)) != (size,):
-                raise ValueError(explain("mha", f"the axis {letter} must have one length in all parameters.", facts))
-    if x.ndim < 2 or x.ndim != source.ndim or x.shape[:-2] != source.shape[:-2]:
+                raise ValueError(
+                    explain(
+                        "mha", f"the axis {letter} must have one length in x, the context and the parameters.", facts
+                    )
+                )
+    if x.ndim != source.ndim or x.shape[:-2] != source.shape[:-2]:
         raise ValueError(explain("mha", "x and context must have the same batch axes.", facts))

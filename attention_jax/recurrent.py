@@ -43,7 +43,7 @@ def unroll(
     step, carry and gates (2 N numbers to 6 N). Any derivative of any order works.
 
     Args:
-        cell: `ELMAN`, `GRU`, `LSTM` or `LINEAR`, or one of `CELLS` by name.
+        cell: `ELMAN`, `GRU`, `LSTM` or `LINEAR`; `CELLS` has them by name.
         params: of this cell, as its `init` draws them and its class describes them.
         x: inputs, any batch axes in front.
         carry: state before the first step, zeros by default; as an unroll returned it, to go on from there. With

@@ -12,7 +12,8 @@ import jax
 import pytest
 
 import attention_jax
-from attention_jax.cli import devices, main, stopping
+from attention_jax import cli, models
+from attention_jax.cli import devices, main, names, plots, remembering, stopping
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -110,6 +111,28 @@ def test_verify_runs_with_the_core_install_alone():
     assert "torch is not installed" in ran.stderr
 
 
+def test_a_name_that_is_not_utf8_is_an_input_error(capsys):
+    assert main(["compare", "--out", "report\udcff"]) == 2
+    assert "is not UTF-8" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="no /dev/full here")
+def test_results_that_cannot_be_written_are_status_2_without_a_traceback():
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run(
+            [sys.executable, "-m", "attention_jax", "verify"], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert ran.returncode == 2
+    assert "stdout cannot be written" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_mixers_are_called_by_the_same_names_everywhere():
+    assert cli.MIXERS == models.MIXERS == tuple(names.MIXERS)
+    assert set(names.COLOURS) == set(plots.MARKERS) == set(models.MIXERS)
+    assert set(remembering.pick(list(models.MIXERS))) <= set(models.MIXERS)
+
+
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_any_command_with_status_130_and_no_traceback(sent):
     slow = (
@@ -120,7 +143,7 @@ def test_a_signal_ends_any_command_with_status_130_and_no_traceback(sent):
         "        print('started', flush=True)\n"
         "        time.sleep(60)\n"
         "cli._load = lambda command: Command()\n"
-        "sys.exit(cli.main(['verify']))\n"
+        "sys.exit(main(['verify']))\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", slow], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT

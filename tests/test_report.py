@@ -240,6 +240,16 @@ def test_a_new_report_keeps_nothing_of_the_one_before_and_leaves_other_files(tmp
     assert json.loads((tmp_path / "results.json").read_text())["parts"] == {}
 
 
+def test_a_folder_in_the_place_of_the_page_is_an_error_that_says_which(tmp_path):
+    results = whole()
+    header = {name: results[name] for name in ("run", "text")}
+    report.Report(tmp_path, header).write()
+    (tmp_path / "index.html").unlink()
+    (tmp_path / "index.html").mkdir()
+    with pytest.raises(InputError, match=r"index\.html cannot be replaced"):
+        report.Report(tmp_path, header)
+
+
 def test_plots_are_drawn_anew_only_for_parts_that_changed(tmp_path):
     results = whole()
     made = report.Report(tmp_path, {name: results[name] for name in ("run", "text")})

@@ -38,8 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         with _sigterm_like_ctrl_c():
-            options = _parser().parse_args(argv)
-            options.words = list(sys.argv[1:] if argv is None else argv)
+            words = list(sys.argv[1:] if argv is None else argv)
+            if strange := [word for word in words if any("\ud800" <= letter <= "\udfff" for letter in word)]:
+                raise InputError(f"{strange[0]!a} is not UTF-8, as names of files must be")
+            options = _parser().parse_args(words)
+            options.words = words
             options.begun = time.perf_counter() - (seconds_since_start() if argv is None else 0.0)
             choose_platform(options.platform)
             return _load(options.command).run(options)

@@ -20,7 +20,7 @@ from typing import Any
 from .. import data
 from . import learning, remembering, sentences, stopping, timing, verify
 from .budget import Budget, shared
-from .console import InputError, as_json, say
+from .console import InputError, as_json, say, show
 from .devices import describe
 from .display import Display
 from .report import CHECKPOINTS, Report
@@ -129,11 +129,7 @@ def _agree(parts: dict[str, Any]) -> bool:
 
 def _tell(json: bool, report: Report) -> None:
     page = report.folder / "index.html"
-    if json:
-        print(as_json(report.results), flush=True)
-    else:
-        state = sentences.state(report.results)
-        print(
-            "\n".join([*sentences.opening(report.results), *([state] if state else []), f"Report: {page}"]), flush=True
-        )
+    state = sentences.state(report.results)
+    answer = [*sentences.opening(report.results), *([state] if state else []), f"Report: {page}"]
+    show(as_json(report.results) if json else "\n".join(answer))
     say(f"attention-jax: {report.results['run']['elapsed_seconds']:.0f} s; the report is {page}")

@@ -40,7 +40,10 @@ class Report:
             "parts": {},
         }
         self.drawn: set[str] = set()
-        clear(folder)
+        try:
+            clear(folder)
+        except OSError as error:
+            raise InputError(f"--out {folder}: {error.filename} cannot be replaced ({error.strerror})") from None
 
     def write(self, *changed: str) -> None:
         """Bring the folder up to date with `results`; plots are drawn anew for the parts that have changed."""

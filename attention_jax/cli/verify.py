@@ -4,8 +4,8 @@ Method: three queries, keys and values small enough to work out by hand, and one
 float64; `attention` (all rows at once) against the hand-computed numbers, against a loop over rows, against
 `jax.nn.dot_product_attention`, and against torch where it is installed; then the same under a causal mask.
 Output: three lines on stdout; on stderr each comparison with its library, tolerance and largest difference.
-`--json` prints `first_row`, `passed` and `checks` (`line`, `case`, `against`, `tolerance`, `largest_difference`,
-`passed`, and where they differ `got` and `expected`); all are plain numbers without a unit.
+`--json` prints `device`, `seed`, `first_row`, `passed` and `checks` (`line`, `case`, `against`, `tolerance`,
+`largest_difference`, `passed`, and where they differ `got` and `expected`); all are plain numbers without a unit.
 
     attention-jax verify
 """
@@ -23,11 +23,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import Causal, attention
-from .console import as_json, say
+from .console import as_json, say, show
 from .devices import describe
 
 FULL, CAUSAL = "matrix / rowwise / official", "causal / official"
 EXACT = 1e-12  # float64 on both sides
+SEED = 0
 SINGLE = 1e-6  # jax.nn's softmax is float32 always
 
 
@@ -74,10 +75,7 @@ def run(options: argparse.Namespace) -> int:
             say(f"  got      {check['got']}\n  expected {check['expected']}")
     if not torch_installed():
         say("torch is not installed: not compared")
-    if options.json:
-        print(as_json(results | {"device": describe()}))
-    else:
-        print("\n".join(lines(results)))
+    show(as_json(results | {"device": describe(), "seed": SEED}) if options.json else "\n".join(lines(results)))
     return 0 if results["passed"] else 1
 
 
@@ -123,7 +121,7 @@ def by_hand() -> Iterator[Check]:
 
 def against_others() -> Iterator[Check]:
     """Matrix form against the loop over rows, jax.nn and torch, without a mask and under a causal one."""
-    draw = np.random.default_rng(0).standard_normal
+    draw = np.random.default_rng(SEED).standard_normal
     cases = {"the example": example(), "two random heads": tuple(draw((2, 5, 4)) for _ in range(3))}
     for line, causal in ((FULL, False), (CAUSAL, True)):
         for case, (q, k, v) in cases.items():
