@@ -153,7 +153,7 @@ def matched_sizes(mixers: Iterable[str], width: int, heads: int) -> dict[str, in
     mixers = list(mixers)
     for mixer in mixers:
         if mixer not in MIXERS:
-            raise ValueError(explain("mixer", "unknown.", {"given": mixer, "known": ", ".join(MIXERS)}))
+            raise ValueError(explain("mixer", f"unknown mixer {mixer!r}.", {"known": ", ".join(MIXERS)}))
     return {mixer: None if mixer == "attention" else _matched(mixer, width, heads) for mixer in mixers}
 
 
