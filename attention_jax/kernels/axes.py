@@ -41,6 +41,8 @@ def _spec(x: Any) -> PartitionSpec:
 def on_same_manual_axes(tree: Any) -> Any:
     """Every array of the tree varying over the mesh axes that any of them varies over, inside `shard_map`."""
     leaves, structure = jax.tree.flatten(tree)
+    if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        return tree  # inside `shard_map` all arrays are traced
     axes = [_varying(leaf) for leaf in leaves]
     union = frozenset[str]().union(*axes)
     cast = [
