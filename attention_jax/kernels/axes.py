@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 from jax import lax
+from jax.core import Tracer
 from jax.sharding import AxisType, PartitionSpec
 
 
@@ -41,7 +42,7 @@ def _spec(x: Any) -> PartitionSpec:
 def on_same_manual_axes(tree: Any) -> Any:
     """Every array of the tree varying over the mesh axes that any of them varies over, inside `shard_map`."""
     leaves, structure = jax.tree.flatten(tree)
-    if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+    if not any(isinstance(leaf, Tracer) for leaf in leaves):
         return tree  # inside `shard_map` all arrays are traced
     axes = [_varying(leaf) for leaf in leaves]
     union = frozenset[str]().union(*axes)
