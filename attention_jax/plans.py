@@ -38,10 +38,10 @@ class Plan:
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
 
 
-def _count(n: float) -> str:
+def _count(n: int | float) -> str:
     power = min(len(f"{n:.0f}") - 1, 14) // 3
     return f"{n / 1000**power:.3g} {' kMGT'[power].strip()}"
 
 
-def _bytes(n: float) -> str:
+def _bytes(n: int | float) -> str:
     return f"{n / 2**20:.1f} MiB"

@@ -143,7 +143,7 @@ def test_a_signal_ends_any_command_with_status_130_and_no_traceback(sent):
         "        print('started', flush=True)\n"
         "        time.sleep(60)\n"
         "cli._load = lambda command: Command()\n"
-        "sys.exit(main(['verify']))\n"
+        "sys.exit(cli.main(['verify']))\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", slow], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT

@@ -195,7 +195,7 @@ def test_a_short_budget_is_kept_and_says_what_was_not_reached(small, text, tmp_p
     begin = time.perf_counter()
     assert main(["compare", "--text", str(text), "--out", str(tmp_path), "--budget", "3", "--mixers", "gru"]) == 0
     results, page = read(tmp_path)
-    assert time.perf_counter() - begin < 20
+    assert time.perf_counter() - begin < 60
     assert results["finished"] is True
     assert "ran out of its budget" in page
 

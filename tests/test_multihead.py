@@ -125,7 +125,7 @@ REFUSED = {
     "integers": (lambda p, x: mha(p, jnp.ones((2, 3, 8), int)), TypeError, "x must be an array of floats"),
     "list": (lambda p, x: mha(p, [[1.0]]), TypeError, "x must be an array of floats"),
     "batch": (lambda p, x: mha(p, x, x[:1]), ValueError, "the same batch axes"),
-    "rank": (lambda p, x: mha(p, x[0, 0]), ValueError, "the same batch axes"),
+    "rank": (lambda p, x: mha(p, x[0, 0]), ValueError, "an axis of positions"),
     "rotary": (lambda p, x: mha(p, x[:, :1], x, rotary=Rotary()), ValueError, "q_positions=S - T"),
     "mask": (lambda p, x: mha(p, x, mask=jnp.ones((3, 3))), TypeError, "mask"),
     "head count": (lambda p, x: init_mha(jax.random.key(0), 8, 3), ValueError, "multiple of the heads H"),
