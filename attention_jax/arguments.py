@@ -15,7 +15,7 @@ from .kernels.axes import on_same_manual_axes
 from .kernels.call import Dropping, Operands, Setting, matmul_precision
 from .kernels.junk import clear
 from .mask_algebra import as_mask, check_broadcast
-from .sides import Plane
+from .sides import Axes, Plane
 
 FLOATS = (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64)
 LETTERS = {"q": "q (..., H, T, D)", "k": "k (..., K, S, D)", "v": "v (..., K, S, V)"}
@@ -63,7 +63,7 @@ def resolve(
     if headless:
         q, k, v = q[None], k[None], v[None]
     dropped, grown = _dropping(dropout)
-    mask = jax.tree.map(lax.stop_gradient, mask)
+    mask = jax.tree.map(lambda x: x if is_concrete(x) else lax.stop_gradient(x), mask)
     setting = Setting(mask, plane.q_positions, plane.kv_positions, dropped, scale, matmul_precision())
     operands, setting = on_same_manual_axes((Operands(q, k, v, bias), setting))
     return Resolved(operands, setting, grown, headless)
@@ -80,7 +80,7 @@ def _floats(name: str, x: Any) -> jax.Array:
     return x if isinstance(x, jax.Array) else jnp.asarray(x)  # asarray of an array takes 28 µs
 
 
-def _logits_shape(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> tuple[int, ...]:
+def _logits_shape(q: Axes, k: Axes, v: Axes) -> Axes:
     """The shape of the logits; ValueError where the three shapes do not fit each other."""
     rule = _misfit(q, k, v)
     if rule:
@@ -89,7 +89,7 @@ def _logits_shape(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) ->
     return (*q[:-1], k[-2])
 
 
-def _misfit(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> str:
+def _misfit(q: Axes, k: Axes, v: Axes) -> str:
     """The first rule that the shapes break; empty if none."""
     if not len(q) == len(k) == len(v) or len(q) < 2:
         return "q, k and v must have the same number of axes, two or more."
@@ -110,7 +110,7 @@ def _misfit(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> str:
     return ""
 
 
-def _layout_hint(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> str:
+def _layout_hint(q: Axes, k: Axes, v: Axes) -> str:
     if not len(q) == len(k) == len(v):
         return ""
     if len(q) >= 4 and not _misfit(*((*s[:-3], s[-2], s[-3], s[-1]) for s in (q, k, v))):
@@ -120,7 +120,7 @@ def _layout_hint(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> 
     return ""
 
 
-def _scaled(q: jax.Array, scale: Any, logits: tuple[int, ...]) -> tuple[jax.Array, float]:
+def _scaled(q: jax.Array, scale: Any, logits: Axes) -> tuple[jax.Array, float]:
     """A number stays static; an array is multiplied into q, so that it has its gradient."""
     if scale is None:
         return q, 1 / math.sqrt(max(q.shape[-1], 1))

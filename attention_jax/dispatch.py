@@ -14,6 +14,7 @@
 """
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -24,7 +25,7 @@ from .arguments import Resolved, resolve
 from .errors import explain
 from .given import AnyArray
 from .kernels import KERNELS
-from .kernels.call import Operands, Setting
+from .kernels.call import Operands, Setting, computing_dtype
 from .kernels.rules import attend, weights_of
 from .mask_algebra import Mask
 from .plans import Plan
@@ -79,7 +80,7 @@ def attention(
         ValueError: for shapes that do not fit, positions left open, unknown implementations; the message names the
             rule, the shapes and the remedy.
 
-    Cost: O(T · S · (D + V)) time; the dense kernel holds O(T · S) while it runs.
+    Cost: O(T · S · (D + V)) time, less what a mask lets skip; memory O(T + S), or at most 16 MiB of logits.
 
     Example:
         >>> import jax, attention_jax as aj
@@ -93,7 +94,7 @@ def attention(
     call = resolve(
         q, k, v, mask, scale=scale, bias=bias, dropout=dropout, q_positions=q_positions, kv_positions=kv_positions
     )
-    name = choose(implementation)[0]
+    name = choose(implementation, call, return_weights)[0]
     out, lse, weights = _run(
         call.operands, call.setting, call.grown, name, call.headless, jnp.dtype(q.dtype), return_weights
     )
@@ -133,23 +134,32 @@ def plan(
         >>> import jax, jax.numpy as jnp, attention_jax as aj
         >>> q = jax.ShapeDtypeStruct((1, 8, 1024, 64), jnp.float32)
         >>> aj.plan(q, q, q, aj.Causal()).implementation
-        'dense'
+        'tiled'
     """
-    found: list[Resolved] = []
+    found: list[Plan] = []
 
     def trace(q: Any, k: Any, v: Any) -> None:
         where = {"q_positions": q_positions, "kv_positions": kv_positions}
-        found.append(resolve(q, k, v, mask, scale=scale, bias=bias, dropout=dropout, **where))
+        call = resolve(q, k, v, mask, scale=scale, bias=bias, dropout=dropout, **where)
+        chosen, refused = choose(implementation, call, return_weights)
+        operands = Operands(*(None if x is None else jax.ShapeDtypeStruct(x.shape, x.dtype) for x in call.operands))
+        found.append(Plan(chosen, refused, operands, KERNELS[chosen].cost(operands, call.setting)))
 
     jax.eval_shape(trace, q, k, v)
-    call = found[0]
-    chosen, refused = choose(implementation)
-    operands = Operands(*(None if x is None else jax.ShapeDtypeStruct(x.shape, x.dtype) for x in call.operands))
-    return Plan(chosen, refused, operands, KERNELS[chosen].cost(operands, call.setting))
+    return found[0]
 
 
-def choose(implementation: str | tuple[str, ...]) -> tuple[str, dict[str, str]]:
-    """The kernel that runs, and why each other one does not."""
+# The largest logits, in bytes, for which one product of everything beats tiles: without a mask and with one.
+# Measured on a CPU by `python benchmarks/crossover.py`; no other platform has been measured, so the same serves there.
+DENSE_UP_TO = {False: 16 * 2**20, True: 2 * 2**20}
+
+
+def choose(implementation: str | tuple[str, ...], call: Resolved, weights: bool) -> tuple[str, dict[str, str]]:
+    """The kernel that runs, and why each other one does not.
+
+    Raises:
+        ValueError: for unknown names, or where no kernel that was named can do the call.
+    """
     names = (implementation,) if isinstance(implementation, str) else implementation
     known = ", ".join(map(repr, ("auto", *KERNELS)))
     if not isinstance(names, (tuple, list)) or not names:
@@ -157,8 +167,24 @@ def choose(implementation: str | tuple[str, ...]) -> tuple[str, dict[str, str]]:
         raise ValueError(explain("attention", rule, {"given": repr(implementation), "known": known}))
     if unknown := [name for name in names if name not in ("auto", *KERNELS)]:
         raise ValueError(explain("attention", f"unknown implementation {unknown[0]!r}.", {"known": known}))
-    chosen = next(iter(KERNELS)) if names[0] == "auto" else names[0]
-    return chosen, {name: f"{chosen} comes first" for name in KERNELS if name != chosen}
+    refused = {name: why for name, kernel in KERNELS.items() if (why := kernel.refuses(weights))}
+    automatic, reason = _quickest(call)
+    able = [name for choice in names for name in (automatic if choice == "auto" else [choice]) if name not in refused]
+    if not able:
+        raise ValueError(explain("attention", "no implementation that was named can do this.", refused))
+    others = dict.fromkeys(KERNELS, reason if names[0] == "auto" else f"{able[0]} comes first")
+    return able[0], {name: why for name, why in (others | refused).items() if name != able[0]}
+
+
+def _quickest(call: Resolved) -> tuple[list[str], str]:
+    """Kernels from the quickest on, and what speaks for the first."""
+    shape, masked = call.setting.plane(call.operands).shape, call.setting.hides(call.operands)
+    size, limit = math.prod(shape) * computing_dtype(call.operands).itemsize, DENSE_UP_TO[masked]
+    what = f"with{'' if masked else 'out'} a mask"
+    if not isinstance(size, int) or size > limit:
+        held = f"{size / 2**20:.1f} MiB" if isinstance(size, int) else "of any size"
+        return ["tiled", "dense"], f"logits {held}; {what} tiles are quicker from {limit / 2**20:.0f} MiB"
+    return ["dense", "tiled"], f"logits {size / 2**20:.1f} MiB; {what} dense is quicker up to {limit / 2**20:.0f} MiB"
 
 
 @functools.partial(jax.jit, static_argnames=("name", "headless", "dtype", "with_weights"))

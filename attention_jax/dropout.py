@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, UInt32
 
-from .sides import Side
+from .sides import Part, Side
 
 _GOLDEN = np.uint32(0x9E3779B9)  # 2^32 divided by the golden ratio: spreads consecutive counters
 
@@ -23,20 +23,22 @@ def seed_of(key: Any) -> UInt32[Array, " words"]:
     return jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
 
 
-def keep(seed: UInt32[Array, " words"], rate: Any, shape: tuple[int, ...], q: Side, k: Side) -> Bool[Array, "..."]:
+def keep(seed: UInt32[Array, " words"], rate: Any, lead: Part, q: Side, k: Side) -> Bool[Array, "..."]:
     """Which weights of a tile are kept.
 
     Args:
         seed: words of the random key.
         rate: share of weights that are dropped, 0-d.
-        shape: batch axes and heads of the call, `(..., H)`.
+        lead: the batch axes and heads that the tile belongs to.
         q, k: the sides of the tile; their rows in the arrays are hashed, not their positions.
     """
-    state = jnp.zeros((1,) * (len(shape) + 2), jnp.uint32)
+    axes = len(lead.sizes)
+    state = jnp.zeros((1,) * (axes + 2), jnp.uint32)
     for word in seed:
         state = _mix(state ^ word)
-    for axis, size in enumerate(shape):
-        counter = lax.iota(jnp.uint32, size).reshape((1,) * axis + (size,) + (1,) * (len(shape) + 1 - axis))
+    for axis, (start, size) in enumerate(zip(lead.starts, lead.sizes, strict=True)):
+        counter = lax.iota(jnp.uint32, size) + jnp.asarray(start).astype(jnp.uint32)
+        counter = counter.reshape((1,) * axis + (size,) + (1,) * (axes + 1 - axis))
         state = _mix(state + _GOLDEN * (counter + np.uint32(1)))
     rows = _mix(state + _GOLDEN * (q.index.astype(jnp.uint32) + np.uint32(1)))
     bits = _mix(rows ^ (_GOLDEN * (k.index.astype(jnp.uint32) + np.uint32(1)))) + rows

@@ -17,7 +17,7 @@ from .errors import explain
 from .expressions import Expression
 from .given import is_concrete
 from .pictures import Picture
-from .sides import Plane, Side
+from .sides import Axes, Plane, Side
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -55,7 +55,7 @@ class Mask(Expression, abc.ABC):
         queries: int,
         keys: int | None = None,
         *,
-        batch: tuple[int, ...] = (),
+        batch: Axes = (),
         heads: int | None = None,
         q_positions: Any = None,
         kv_positions: Any = None,
@@ -233,7 +233,7 @@ def as_mask(mask: Any) -> Mask:
     return mask if isinstance(mask, Mask) else Dense(mask)
 
 
-def check_broadcast(what: str, shape: tuple[int, ...], plane: Plane) -> None:
+def check_broadcast(what: str, shape: Axes, plane: Plane) -> None:
     """Raises ValueError unless `shape` has two axes, or all axes of the logits, each of full size or 1."""
     full = plane.shape[-2:] if len(shape) == 2 else plane.shape
     if len(shape) != len(full) or any(n not in (1, m) for n, m in zip(shape, full, strict=True)):

@@ -23,6 +23,11 @@ class Plan:
     operands: Operands
     cost: Cost
 
+    @property
+    def tiles(self) -> tuple[int, int] | None:
+        """How many tiles are computed, of how many; None for a kernel without tiles."""
+        return self.cost.tiles
+
     def __str__(self) -> str:
         rows = [("implementation", self.implementation)]
         rows += [(f"not {name}", reason) for name, reason in self.refused.items()]
@@ -30,6 +35,8 @@ class Plan:
             (letter, f"{x.dtype}{list(x.shape)}") for letter, x in self.operands._asdict().items() if x is not None
         ]
         cost = self.cost
+        if cost.tiles is not None:
+            rows.append(("tiles", f"{cost.tiles[0]} of {cost.tiles[1]}"))
         rows += [
             ("forward", f"{_count(cost.flops)}FLOP, peak {_bytes(cost.peak_bytes)}"),
             ("gradient", f"{_count(cost.gradient_flops)}FLOP, peak {_bytes(cost.gradient_peak_bytes)}"),

@@ -8,7 +8,7 @@ the two sides broadcasts to the tile. The same code serves one tile, a grid of t
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +19,38 @@ from .errors import explain
 from .given import is_concrete, kind_of
 
 Rows = Any  # a NumPy or JAX array, oriented to the logits
+Axes = tuple[Any, ...]  # lengths: numbers, or symbolic where a program is exported
 QUERY_AXIS, KEY_AXIS = -2, -1
 POSITION_LIMIT = 2**30  # so that a position minus a window cannot wrap in int32
+
+
+class Part(NamedTuple):
+    """A box of batch axes and heads: where it starts on each of these axes, and how many entries it has there."""
+
+    starts: tuple[Any, ...]
+    sizes: tuple[Any, ...]
+
+    def cut(self, array: Any) -> Any:
+        """The part of an array whose axes in front are these, or the first of these; an axis of length 1 stays."""
+        starts, sizes = [0] * array.ndim, list(array.shape)
+        for axis, (start, size) in enumerate(zip(self.starts, self.sizes, strict=True)):
+            if axis < array.ndim and array.shape[axis] != 1 and array.shape[axis] != size:
+                starts[axis], sizes[axis] = start, size
+        if sizes == list(array.shape):
+            return array
+        if isinstance(array, np.ndarray) and all(isinstance(start, int) for start in starts):
+            return array[tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))]
+        return lax.dynamic_slice(jnp.asarray(array), self.at(starts), sizes)
+
+    @staticmethod
+    def at(starts: Any) -> list[Any]:
+        """Where a slice starts, as `lax` takes it: numbers of one type."""
+        return [jnp.asarray(start, jnp.int32) for start in starts]
+
+    @property
+    def batch(self) -> "Part":
+        """The batch axes alone."""
+        return Part(self.starts[:-1], self.sizes[:-1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +66,7 @@ class Side:
         size: rows in the tile.
         tile: rows per tile, when this side stands for a grid of tiles; `span` answers per tile.
         traced: whether rows are counted by traced values (inside a kernel) or by NumPy (for tile lists).
+        part: the batch axes and heads that the tile belongs to; None: all.
     """
 
     axis: int
@@ -46,6 +77,7 @@ class Side:
     size: int
     tile: int
     traced: bool
+    part: Part | None = None
 
     @property
     def index(self) -> Rows:
@@ -61,31 +93,42 @@ class Side:
 
     def take(self, array: Any) -> Rows:
         """The tile's part of an array with one entry per row: `(T,)` or batch axes + `(T,)`."""
+        if self.part is not None and array.ndim > 1:
+            array = self.part.batch.cut(array)
         return self._orient(self._cut(array, array.ndim - 1))
 
     def each(self, value: Any) -> Any:
         """A number, or one value per example (batch axes), to compare with `position` or `index`."""
         if np.ndim(value) == 0:
             return value
+        if self.part is not None:
+            value = self.part.batch.cut(value)
         return value.reshape(value.shape + (1,) * (self.ndim - value.ndim))
 
     def cut(self, array: Any, other: "Side") -> Rows:
         """The tile's part of an array over the plane: two axes, or all axes of the logits, 1 where it broadcasts."""
         array = array.reshape((1,) * (self.ndim - array.ndim) + array.shape)
+        if self.part is not None:
+            array = self.part.cut(array)
         return other._cut(self._cut(array, self.ndim + self.axis), self.ndim + other.axis)
 
     def span(self, rows: Rows) -> tuple[Rows, Rows]:
-        """Smallest and largest value in each tile."""
+        """Smallest and largest value in each tile; the last tile reaches back where the size does not divide."""
         axis = self.ndim + self.axis
-        if rows.shape[axis] == 1:  # one value for all rows
+        if rows.shape[axis] <= 1:  # one value for all rows, or no rows
             return rows, rows
-        count = -(-self.size // self.tile)
-        pad = [(0, 0)] * self.ndim
-        pad[axis] = (0, count * self.tile - self.size)
         xp = np if isinstance(rows, np.ndarray) else jnp
-        tiles = xp.pad(rows, pad, mode="edge") if pad[axis][1] else rows
-        tiles = tiles.reshape(*rows.shape[:axis], count, self.tile, *rows.shape[axis + 1 :])
+        covered = self.rows_of_tiles()
+        if self.size % self.tile and self.size > self.tile:
+            rows = xp.take(rows, covered.reshape(-1), axis=axis)
+        tiles = rows.reshape(*rows.shape[:axis], *covered.shape, *rows.shape[axis + 1 :])
         return tiles.min(axis + 1), tiles.max(axis + 1)
+
+    def rows_of_tiles(self) -> np.ndarray:
+        """The rows that each tile of a grid covers, `(tiles, rows of a tile)`."""
+        starts = np.arange(-(-self.size // self.tile)) * self.tile
+        size = min(self.tile, self.size)
+        return np.minimum(starts, self.size - size)[:, None] + np.arange(size)
 
     def _cut(self, array: Any, axis: int) -> Any:
         whole = isinstance(self.start, int) and self.start == 0 and self.size == array.shape[axis]
@@ -110,15 +153,17 @@ class Plane:
         shape: shape of the logits, `(..., H, T, S)`, or `(T, S)` where there is no head axis.
         q_positions, kv_positions: arrays of rank 1 or batch + 1; None: they count from 0.
         aligned: whether it is known how queries and keys stand to each other: T = S, or `q_positions` was given.
+        part: the batch axes and heads that tiles belong to; None: all.
     """
 
-    shape: tuple[int, ...]
+    shape: Axes
     q_positions: Any = None
     kv_positions: Any = None
     aligned: bool = True
+    part: Part | None = None
 
     @classmethod
-    def of(cls, shape: tuple[int, ...], q_positions: Any, kv_positions: Any) -> "Plane":
+    def of(cls, shape: Axes, q_positions: Any, kv_positions: Any) -> "Plane":
         """The plane of logits of this shape, with positions as the public functions take them.
 
         Raises:
@@ -132,7 +177,7 @@ class Plane:
         return cls(shape, q_at, _counted("kv_positions", kv_positions, shape[-1], shape[:-3]), aligned)
 
     @property
-    def batch(self) -> tuple[int, ...]:
+    def batch(self) -> Axes:
         """The batch axes."""
         return self.shape[:-3]
 
@@ -146,7 +191,7 @@ class Plane:
         """S."""
         return self.shape[-1]
 
-    def check_batch(self, what: str, axes: tuple[int, ...]) -> None:
+    def check_batch(self, what: str, axes: Axes) -> None:
         """Raises ValueError unless the axes are the batch axes of the call, or broadcast to them."""
         if len(axes) != len(self.batch) or any(n not in (1, b) for n, b in zip(axes, self.batch, strict=True)):
             rule = f"{what} must carry the batch axes of the call in front, or broadcast to them."
@@ -173,10 +218,10 @@ class Plane:
         )
 
     def _side(self, axis: int, positions: Any, start: Any, size: int, tile: int, traced: bool) -> Side:
-        return Side(axis, len(self.shape), len(self.batch), positions, start, size, tile, traced)
+        return Side(axis, len(self.shape), len(self.batch), positions, start, size, tile, traced, self.part)
 
 
-def _counted(name: str, positions: Any, rows: int, batch: tuple[int, ...]) -> Any:
+def _counted(name: str, positions: Any, rows: int, batch: Axes) -> Any:
     """Positions as an int32 array with one entry per row; None stays None (they count from 0)."""
     kind, is_array = kind_of(positions), hasattr(positions, "dtype")
     if kind == "NoneType" or (kind == "i" and not is_array and positions == 0):
@@ -218,8 +263,8 @@ def share_an_id(q: Side, k: Side, q_ids: Any, k_ids: Any, pad: Any) -> np.ndarra
 
 def _ids_per_tile(side: Side, ids: np.ndarray, values: np.ndarray) -> np.ndarray:
     """`(..., tiles, values)`: 1 where a tile holds the value."""
-    ids = ids.reshape(*ids.shape[:-2], -1)
-    present = np.zeros((*ids.shape[:-1], -(-ids.shape[-1] // side.tile), len(values)), np.float32)
-    *lead, row = np.nonzero(np.isin(ids, values))
-    present[(*lead, row // side.tile, np.searchsorted(values, ids[(*lead, row)]))] = 1
+    tiles = ids.reshape(*ids.shape[:-2], -1)[..., side.rows_of_tiles()]
+    present = np.zeros((*tiles.shape[:-1], len(values)), np.float32)
+    *lead, tile, row = np.nonzero(np.isin(tiles, values))
+    present[(*lead, tile, np.searchsorted(values, tiles[(*lead, tile, row)]))] = 1
     return present

@@ -13,6 +13,11 @@ import pytest
 with jaxtyping.install_import_hook("attention_jax", "beartype.beartype"):
     import attention_jax  # noqa: F401
 
+from attention_jax.kernels import KERNELS
+from attention_jax.kernels.tiled import Tiled
+
+KERNELS["small tiles"] = Tiled((4, 5))  # so that the small arrays of tests have many tiles
+
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 

@@ -23,16 +23,18 @@ CORE = [
         "mask_algebra",
         "mask_fields",
         "masks",
+        "tiles",
         "reference",
         "rotary",
     ),
-    *("kernels.axes", "kernels.call", "kernels.junk", "kernels.rules", "kernels.dense", "kernels"),
+    *("kernels.axes", "kernels.call", "kernels.junk", "kernels.products", "kernels.softmax", "kernels.dense"),
+    *("kernels.slabs", "kernels.rules", "kernels.sweep", "kernels.loops", "kernels.tiled", "kernels"),
     *("plans", "arguments", "dispatch", "multihead", "attention_jax", "cells", "recurrent"),
 ]
 MODELS = ["data", "losses", "recipe", "checkpoints", "drop_in", "layers", "models", "training", "recall"]
 CLI = [
     *("names", "console", "budget", "chains", "devices", "stopping", "display", "plots", "sentences"),
-    *("report", "verify", "learning", "remembering", "timing", "compare"),
+    *("report", "memory", "verify", "learning", "remembering", "timing", "compare"),
 ]
 ORDER = [*CORE, *MODELS, *(f"cli.{name}" for name in CLI), "cli", "__main__"]
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
+from jax.test_util import check_grads
 from jaxprs import equations
 
 import attention_jax as aj
@@ -116,3 +117,16 @@ def test_a_policy_that_saves_output_and_log_sum_exp_does_not_run_the_forward_pas
 
     assert recomputed() == {"attention_out", "attention_lse"}
     assert not recomputed(policy=save)
+
+
+@kernels
+def test_three_orders_equal_differences(kernel):
+    with jax.enable_x64(True):
+        q, k, v = (jnp.asarray(oracle.exact(n, heads, 7, 3)) for n, heads in ((1, 2), (2, 1), (3, 1)))
+        bias = jnp.asarray(oracle.exact(4, 1, 1, 7))
+
+        @jax.jit
+        def call(q, k, v, bias):
+            return aj.attention(q, k, v, aj.Window(3, 1), bias=bias, implementation=kernel, return_lse=True)
+
+        check_grads(call, (q, k, v, bias), order=3, modes=("fwd", "rev"))

@@ -25,10 +25,14 @@ def as_array(mask, shape, **positions):
 
 
 def tiles(shape, rows, columns):
-    """Index, in the grid and in the logits, of every tile."""
-    for i in range(-(-shape.queries // rows)):
-        for j in range(-(-shape.keys // columns)):
-            yield (..., i, j), (..., slice(i * rows, (i + 1) * rows), slice(j * columns, (j + 1) * columns))
+    """Index, in the grid and in the logits, of every tile; the last ones reach back."""
+    for i, down in enumerate(starts(shape.queries, rows)):
+        for j, right in enumerate(starts(shape.keys, columns)):
+            yield (..., i, j), (..., slice(down, down + rows), slice(right, right + columns))
+
+
+def starts(size, tile):
+    return [max(0, min(start, size - tile)) for start in range(0, size, tile)]
 
 
 def grid_bounds(mask, shape, rows, columns, positions):

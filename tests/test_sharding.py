@@ -167,3 +167,20 @@ def test_a_context_split_over_queries_is_the_whole(kernel):
 
     split = jax.shard_map(part, mesh=mesh, in_specs=(P(None, "rows"), P(), P()), out_specs=P(None, "rows"))
     assert_same(jax.jit(split)(q, k, v), aj.attention(q, k, v, aj.Causal(), implementation=kernel))
+
+
+@pytest.mark.parametrize("taken", ["forward", "gradient", "jvp"])
+def test_each_of_more_devices_needs_less(taken):
+    q = jax.ShapeDtypeStruct((2, 4, 2048, 16), jnp.float32)
+
+    def needed(spec):
+        mesh = mesh_of("automatic")
+        x = jax.ShapeDtypeStruct(q.shape, q.dtype, sharding=NamedSharding(mesh, spec))
+        attend = functools.partial(aj.attention, mask=aj.Causal(), implementation="tiled")
+        lowered = jax.jit(lambda x: TAKEN[taken](lambda x: attend(x, x, x), x, x)).lower(x)
+        compiled = lowered.compile(compiler_options={"xla_cpu_experimental_ynn_fusion_type": ""})
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    whole, halves, quarters = needed(P()), needed(P("data")), needed(P("data", "model"))
+    assert halves <= 0.6 * whole
+    assert quarters <= 0.6 * halves

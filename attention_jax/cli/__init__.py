@@ -20,6 +20,7 @@ from .devices import choose_platform
 
 COMMANDS = {
     "compare": "train attention and RNNs on the same text, time them, and write a report",
+    "memory": "show what attention allocates as its text grows, with the matrix of scores and without",
     "verify": "check a hand-computed example against row-by-row and official results",
 }
 EXTRAS = {"compare": "cli"}
@@ -88,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
         each.add_argument("--json", action="store_true", help="print the results as JSON instead of text")
         each.add_argument("--platform", choices=("cpu", "cuda", "tpu"), help="where to run (default: JAX's choice)")
     _compare_arguments(parsers["compare"])
+    _memory_arguments(parsers["memory"])
     return parser
 
 
@@ -106,6 +108,21 @@ def _compare_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text", nargs="+", metavar="FILE", help="UTF-8 text to train on (Python's reference manual)")
     parser.add_argument("--seed", type=_seed, default=0, help="of parameters and batches (0)")
     parser.add_argument("--out", default="report", metavar="FOLDER", help="folder of the report (report)")
+
+
+def _memory_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--heads", type=_count, default=1, metavar="N", help="query and key/value heads (1)")
+    parser.add_argument("--batch", type=_count, default=1, metavar="N", help="examples (1)")
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16", help="(bfloat16)")
+    parser.add_argument(
+        "--lengths", nargs="+", type=_count, default=[1000, 8000, 32000], metavar="T", help="(1000 8000 32000)"
+    )
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 2**31:
+        raise argparse.ArgumentTypeError(f"a whole number from 1 to {2**31 - 1} is needed, not {text!r}")
+    return int(text)
 
 
 def _seconds(text: str) -> float:

@@ -11,7 +11,7 @@ iteration does before it needs the carry (a projection of its own inputs) starts
 hangs on the carry adds up. So a map counts its body once, a recurrence counts T times what lies between one carry
 and the next. A `while` is treated so where its number of trips can be read off (a counter with a known start, step and
 bound); else it is walked once and the chain is marked as a lower bound. That mark also meets primitives that hold
-code of a kind not known here, and those that are not JAX's own, whose code the jaxpr does not show.
+code of a kind not known here, and those that are neither JAX's nor ours, whose code the jaxpr does not show.
 """
 
 import dataclasses
@@ -21,6 +21,8 @@ from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, primitives
+
+from ..kernels.rules import code_of
 
 _MOVING = """
 bitcast_convert_type broadcast broadcast_in_dim concatenate convert_element_type copy copy_p device_put dynamic_slice
@@ -101,6 +103,8 @@ class _Walk:
             return [max(inputs[0], *depths) for depths in zip(*branches, strict=True)]
         if name in CALLS and CALLS[name] in eqn.params:
             return self.jaxpr(_open(eqn.params[CALLS[name]]), inputs)
+        if (code := code_of(eqn)) is not None:
+            return self.jaxpr(code, inputs)
         held = [_open(each) for each in eqn.params.values() if isinstance(each, ClosedJaxpr | Jaxpr)]
         if name not in KNOWN or any(inner.eqns and not _is_monoid(name) for inner in held):
             self.exact = False

@@ -2,5 +2,6 @@
 
 from .dense import Dense
 from .rules import Kernel
+from .tiled import Tiled
 
-KERNELS: dict[str, Kernel] = {kernel.name: kernel for kernel in (Dense(),)}
+KERNELS: dict[str, Kernel] = {kernel.name: kernel for kernel in (Dense(), Tiled())}

@@ -13,7 +13,7 @@ from jax import lax
 from jaxtyping import Array, Float, UInt32
 
 from ..masks import Full, Mask
-from ..sides import Plane
+from ..sides import Plane, Side
 
 
 class Operands(NamedTuple):
@@ -30,6 +30,13 @@ class Operands(NamedTuple):
     k: Any
     v: Any
     bias: Any = None
+
+
+class Result(NamedTuple):
+    """`out (..., H, T, V)` and `lse (..., H, T)`, both in the computing dtype; tangents and cotangents look alike."""
+
+    out: Any
+    lse: Any
 
 
 class Dropping(NamedTuple):
@@ -50,6 +57,8 @@ class Setting:
         dropping: None, or what to drop.
         scale: factor of the products q·k.
         precision: of the products, as `jax.lax.dot_general` takes it.
+        first: the row of the call's arrays where the queries at hand start; None: they are all of the call's.
+        clean: no NaN or inf stands where it might be hidden, so that products need not look for it.
     """
 
     mask: Mask
@@ -58,15 +67,31 @@ class Setting:
     dropping: Dropping | None
     scale: float = dataclasses.field(metadata={"static": True})
     precision: Any = dataclasses.field(metadata={"static": True})
+    first: Any = None
+    clean: bool = dataclasses.field(default=False, metadata={"static": True})
 
     def plane(self, operands: Operands) -> Plane:
         """The plane of the logits."""
         shape = (*operands.q.shape[:-1], operands.k.shape[-2])
         return Plane(shape, self.q_positions, self.kv_positions)
 
+    def sides(self, operands: Operands) -> tuple[Side, Side]:
+        """Both sides of the queries and keys at hand, as one tile."""
+        plane = self.plane(operands)
+        return plane.tile(0 if self.first is None else self.first, plane.queries, 0, plane.keys)
+
     def hides(self, operands: Operands) -> bool:
         """Whether any pair may be hidden."""
-        return operands.bias is not None or not isinstance(self.mask, Full)
+        return operands.bias is not None or self.masks
+
+    def guards(self, operands: Operands) -> bool:
+        """Whether products must keep out the NaN and inf of hidden pairs."""
+        return self.hides(operands) and not self.clean
+
+    @property
+    def masks(self) -> bool:
+        """Whether the mask may hide a pair."""
+        return not isinstance(self.mask, Full)
 
 
 def computing_dtype(operands: Operands) -> np.dtype:
@@ -92,9 +117,19 @@ class Cost(NamedTuple):
         gradient_flops: likewise, with the backward pass.
         peak_bytes: largest sum of temporaries that live at once, without arguments and outputs.
         gradient_peak_bytes: likewise, with the backward pass.
+        tiles: how many tiles are computed, of how many; None where there are none. What only values can tell counts as
+            computed.
     """
 
     flops: int
     gradient_flops: int
     peak_bytes: int
     gradient_peak_bytes: int
+    tiles: tuple[int, int] | None = None
+
+
+def flops_of(pairs: int, operands: Operands) -> tuple[int, int]:
+    """FLOPs of so many pairs, forward and for the gradient."""
+    width, value_width = operands.q.shape[-1], operands.v.shape[-1]
+    forward = pairs * (2 * (width + value_width) + 1)
+    return forward, forward + pairs * (2 * (3 * width + 2 * value_width) + 1)

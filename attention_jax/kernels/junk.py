@@ -31,6 +31,34 @@ def _any_junk_mapped(axis_size: int, in_batched: Any, x: jax.Array) -> tuple[jax
     return any_junk(x), False
 
 
+def marks(x: Float[Array, "... d"]) -> Float[Array, "... 3*d"]:
+    """Where `x` is NaN, inf and -inf, as three blocks of 0 and 1: a product with them counts who sees what."""
+    return jnp.concatenate([mark(x, kind) for kind in range(KINDS)], axis=-1)
+
+
+KINDS = 3
+
+
+def mark(x: Float[Array, "... d"], kind: Any) -> Float[Array, "... d"]:
+    """1 where `x` is NaN (kind 0), inf (1) or -inf (2), else 0."""
+    infinite = x == jnp.where(jnp.equal(kind, 1), jnp.inf, -jnp.inf).astype(x.dtype)
+    return jnp.where(jnp.equal(kind, 0), jnp.isnan(x), infinite).astype(x.dtype)
+
+
+def given_back(
+    out: Float[Array, "... d"], nan: Bool[Array, "... d"], up: Bool[Array, "... d"], down: Bool[Array, "... d"]
+) -> Float[Array, "... d"]:
+    """`out`, a product with a cleared array, with what the junk would have made of it.
+
+    Args:
+        out: a product over rows of a cleared array.
+        nan, up, down: where a term of the sum is NaN, inf or -inf.
+    """
+    infinite = jnp.where(up, jnp.full_like(out, jnp.inf), jnp.full_like(out, -jnp.inf))
+    given = jnp.where(up | down, infinite, out)
+    return jnp.where(nan | (up & down), jnp.full_like(out, jnp.nan), given)
+
+
 def give_back(
     out: Float[Array, "... a d"], visible: Bool[Array, "... a b"], x: Float[Array, "... b d"], precision: Any
 ) -> Float[Array, "... a d"]:
@@ -44,12 +72,7 @@ def give_back(
     """
 
     def put(out: jax.Array) -> jax.Array:
-        def seen(junk: jax.Array) -> jax.Array:
-            return jnp.matmul(visible.astype(out.dtype), junk.astype(out.dtype), precision=precision) > 0
-
-        nan, up, down = seen(jnp.isnan(x)), seen(x == jnp.inf), seen(x == -jnp.inf)
-        infinite = jnp.where(up, jnp.full_like(out, jnp.inf), jnp.full_like(out, -jnp.inf))
-        given = jnp.where(up | down, infinite, out)
-        return jnp.where(nan | (up & down), jnp.full_like(out, jnp.nan), given)
+        seen = jnp.matmul(visible.astype(out.dtype), marks(x).astype(out.dtype), precision=precision)
+        return given_back(out, *jnp.split(seen > 0, KINDS, axis=-1))
 
     return lax.cond(any_junk(lax.stop_gradient(x)), put, lambda out: out, out)

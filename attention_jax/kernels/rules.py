@@ -1,12 +1,13 @@
 """One set of differentiation rules for every kernel: all orders, keeping only what is linear in T.
 
 A kernel gives three functions: `forward` computes (out, lse); `tangent` is the derivative of these along given
-tangents, linear in them; `backward` is the transpose of `tangent`. The rules put them together:
+tangents, linear in them; `backward` is the transpose of `tangent`. Each is a primitive, so that its rule holds wherever
+JAX meets it, however often:
 
-- `attend` is `forward` with a `custom_jvp`. What it keeps for later is (q, k, v, bias, out, lse), never the weights.
-- The tangent is a primitive of its own, so that its transpose, which reverse mode asks for, is `backward`.
-- Second and higher orders differentiate the code of `tangent` and `backward`, rematerialised.
-- `vmap` of the primitive is remembered as a stack of mapped axes, and applied when the code runs.
+- `forward_p` has `tangent_p` as its derivative. What that keeps is (q, k, v, bias, out, lse), never the weights.
+- `tangent_p` is linear in the tangents, and its transpose, which reverse mode asks for, is `backward_p`.
+- Second and higher orders differentiate the code of `slabs`, the same two functions for every kernel.
+- `vmap` is remembered as a stack of mapped axes, and applied when the code runs.
 
 `out` and `lse` carry the checkpoint names `attention_out` and `attention_lse`: a rematerialisation policy that saves
 these two does not run the forward pass again.
@@ -14,31 +15,23 @@ these two does not run the forward pass again.
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import PartitionSpec
 
+from . import slabs
 from .axes import on_automatic_axes
-from .call import Cost, Operands, Setting
-from .junk import clear
-
-
-class Result(NamedTuple):
-    """`out (..., H, T, V)` and `lse (..., H, T)`, both in the computing dtype; tangents and cotangents look alike."""
-
-    out: Any
-    lse: Any
+from .call import Cost, Operands, Result, Setting, computing_dtype
 
 
 @runtime_checkable
 class Kernel(Protocol):
-    """An implementation of attention. `operands` hold tangents or None where there is none."""
+    """An implementation of attention. `tangents` are None where there are none, `wanted` where none are asked for."""
 
     name: str
 
@@ -46,11 +39,25 @@ class Kernel(Protocol):
 
     def tangent(self, operands: Operands, setting: Setting, result: Result, tangents: Operands) -> Result: ...
 
-    def backward(self, operands: Operands, setting: Setting, result: Result, cotangents: Result) -> Operands: ...
+    def backward(
+        self, operands: Operands, setting: Setting, result: Result, cotangents: Result, wanted: Operands
+    ) -> Operands: ...
 
     def cost(self, operands: Operands, setting: Setting) -> Cost: ...
 
+    def refuses(self, weights: bool) -> str | None:
+        """Why it cannot do a call that asks for weights, or not; None: it can."""
+        ...
+
     def weights(self, operands: Operands, setting: Setting, lse: Any) -> Any: ...
+
+
+def attend(kernel: Kernel, operands: Operands, setting: Setting) -> Result:
+    """(out, lse) of a kernel, differentiable in the operands any number of times, forwards and backwards."""
+    lse = jnp.zeros_like(operands.q.sum(-1), computing_dtype(operands))
+    like = Result(jnp.broadcast_to(lse[..., None], (*lse.shape, operands.v.shape[-1])), lse)
+    arrays, tree = jax.tree.flatten((operands, setting, like))
+    return Result(*forward_p.bind(*arrays, kernel=kernel, tree=tree, mapped=()))
 
 
 def weights_of(kernel: Kernel, operands: Operands, setting: Setting, lse: Any) -> Any:
@@ -59,53 +66,50 @@ def weights_of(kernel: Kernel, operands: Operands, setting: Setting, lse: Any) -
     return run(operands, setting, lse)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def attend(kernel: Kernel, operands: Operands, setting: Setting) -> Result:
-    """(out, lse) of a kernel, differentiable in the operands any number of times, forwards and backwards."""
-    forward = on_automatic_axes(kernel.forward, lambda operands, _: _result_like(operands.q))
-    return forward(operands, setting)
+# ---------------------------------------------------------------- the primitives
+#
+# Their arrays are the leaves of `tree`, of which the last part but for the tangents is what the results resemble:
+# (operands, setting, like), (operands, setting, result, tangents), (operands, setting, result, cotangents, like).
+# `mapped` holds one tuple for each `vmap` it went through, innermost first: which arrays have a mapped axis 0.
 
-
-def _attend_jvp(kernel: Kernel, primals: tuple[Operands, Setting], tangents: tuple[Any, Any]) -> tuple[Result, Result]:
-    operands, setting = primals
-    result = _named(attend(kernel, operands, setting))
-    given = Operands(*(None if x is None or isinstance(x, SymbolicZero) else x for x in tangents[0]))
-    if all(x is None for x in given):
-        return result, Result(*map(jnp.zeros_like, result))
-    kept, tree = jax.tree.flatten((operands, setting, result))
-    along = [x for x in given if x is not None]
-    static = {"kernel": kernel, "tree": tree, "given": tuple(x is not None for x in given), "mapped": ()}
-    return result, Result(*tangent_p.bind(*kept, *along, **static))
-
-
-attend.defjvp(_attend_jvp, symbolic_zeros=True)
-
-
-def _result_like(q: PartitionSpec) -> Result:
-    return Result(PartitionSpec(*q[:-1], None), PartitionSpec(*q[:-1]))
-
-
-def _named(result: Result) -> Result:
-    return Result(checkpoint_name(result.out, "attention_out"), checkpoint_name(result.lse, "attention_lse"))
-
-
-# The primitive. Its arrays are the leaves of `tree`, which is (operands, setting, result), then the tangents that are
-# `given`, of q, k, v and bias. `mapped` holds one tuple for each `vmap` it went through, innermost first: for each
-# array, whether its axis 0 is mapped.
-tangent_p = Primitive("attention_tangent")
-tangent_p.multiple_results = True
 Mapped = tuple[tuple[bool, ...], ...]
+CODE: dict[Primitive, Callable[..., list[Any]]] = {}
+LIKE = {"forward": 2, "tangent": 2, "backward": 4}
 
 
-def _tangent(*arrays: Any, kernel: Kernel, tree: Any, given: tuple[bool, ...], mapped: Mapped) -> list[Any]:
-    def one(*arrays: Any) -> list[Any]:
-        operands, setting, result = jax.tree.unflatten(tree, arrays[: tree.num_leaves])
-        along = iter(arrays[tree.num_leaves :])
-        tangents = Operands(*(next(along) if there else None for there in given))
-        run = on_automatic_axes(kernel.tangent, lambda *specs: Result(*specs[2]))
-        return list(run(operands, setting, result, tangents))
+def _primitive(name: str, code: Callable[..., Any]) -> Primitive:
+    """A primitive whose code is `code(kernel, *parts of the tree)`."""
+    primitive, like = Primitive(f"attention_{name}"), LIKE[name]
+    primitive.multiple_results = True
 
-    return _over_mapped(one, mapped)(*arrays)
+    def run(*arrays: Any, kernel: Kernel, tree: Any, mapped: Mapped) -> list[Any]:
+        def one(*arrays: Any) -> list[Any]:
+            on_axes = on_automatic_axes(lambda *parts: code(kernel, *parts), lambda *specs: specs[like])
+            return jax.tree.leaves(on_axes(*jax.tree.unflatten(tree, arrays)))
+
+        return _over_mapped(one, mapped)(*arrays)
+
+    def avals(*arrays: Any, tree: Any, **_: Any) -> list[Any]:
+        return [arrays[n].update(weak_type=False) for n in jax.tree.leaves(_places(tree)[like])]
+
+    def batch(arrays: Any, dims: Any, **static: Any) -> tuple[list[Any], list[int]]:
+        """Mapped axes go in front; what is linear, and what the results resemble, is mapped in any case."""
+        flags = [dim is not None for dim in dims]
+        size = next(x.shape[dim] for x, dim in zip(arrays, dims, strict=True) if dim is not None)
+        moved = [jnp.moveaxis(x, dim, 0) if there else x for x, dim, there in zip(arrays, dims, flags, strict=True)]
+        places = _places(static["tree"])
+        for n in jax.tree.leaves((places[like], places[3:])):
+            moved[n] = moved[n] if flags[n] else jnp.broadcast_to(moved[n][None], (size, *moved[n].shape))
+            flags[n] = True
+        out = primitive.bind(*moved, **(static | {"mapped": (*static["mapped"], tuple(flags))}))
+        return out, [0] * len(out)
+
+    CODE[primitive] = run
+    primitive.def_impl(jax.jit(run, static_argnames=("kernel", "tree", "mapped")))
+    primitive.def_abstract_eval(avals)
+    mlir.register_lowering(primitive, mlir.lower_fun(run, multiple_results=True))
+    batching.primitive_batchers[primitive] = batch
+    return primitive
 
 
 def _over_mapped(fn: Callable[..., Any], mapped: Mapped) -> Callable[..., Any]:
@@ -114,112 +118,109 @@ def _over_mapped(fn: Callable[..., Any], mapped: Mapped) -> Callable[..., Any]:
     return fn
 
 
-_STATIC = ("kernel", "tree", "given", "mapped")
-tangent_p.def_impl(jax.jit(_tangent, static_argnames=_STATIC))
-mlir.register_lowering(tangent_p, mlir.lower_fun(_tangent, multiple_results=True))
+def _places(tree: Any) -> Any:
+    """The parts of a tree with the number of its array in place of each array."""
+    return jax.tree.unflatten(tree, range(tree.num_leaves))
 
 
-@tangent_p.def_abstract_eval
-def _avals(*arrays: Any, tree: Any, **_: Any) -> list[Any]:
-    return [result.update(weak_type=False) for result in arrays[tree.num_leaves - 2 : tree.num_leaves]]
+def code_of(equation: Any) -> Any:
+    """The jaxpr that runs for an equation of one of these primitives, for those who read jaxprs; None for others."""
+    if equation.primitive not in CODE:
+        return None
+    run = functools.partial(CODE[equation.primitive], **equation.params)
+    return jax.make_jaxpr(run)(*(jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in equation.invars)).jaxpr
 
 
-def _transpose(cotangents: Any, *arrays: Any, kernel: Kernel, tree: Any, given: Any, mapped: Mapped) -> list[Any]:
+forward_p = _primitive("forward", lambda kernel, operands, setting, _: kernel.forward(operands, setting))
+tangent_p = _primitive("tangent", lambda kernel, *parts: kernel.tangent(*parts))
+backward_p = _primitive("backward", lambda kernel, *parts: kernel.backward(*parts))
+
+
+# ---------------------------------------------------------------- derivatives
+
+
+def _forward_jvp(primals: Any, tangents: Any, *, tree: Any, **static: Any) -> tuple[list[Any], list[Any]]:
+    out, lse = forward_p.bind(*primals, tree=tree, **static)
+    result = Result(checkpoint_name(out, "attention_out"), checkpoint_name(lse, "attention_lse"))
+    places = _places(tree)
+    moving = [n for n in jax.tree.leaves(places[0]) if type(tangents[n]) is not ad.Zero]
+    if not moving:
+        return list(result), [*map(jnp.zeros_like, result)]
+    arrays, mapped = [*primals], static["mapped"]
+    for n, x in zip(jax.tree.leaves(places[2]), result, strict=True):
+        arrays[n] = x
+    parts = jax.tree.unflatten(tree, arrays)
+    along = Operands(*(tangents[n] if n in moving else None for n in places[0]))
+    leaves, grown = jax.tree.flatten((*parts, along))
+    mapped = tuple((*axes, *[axes[n] for n in moving]) for axes in mapped)
+    return list(result), tangent_p.bind(*leaves, tree=grown, **(static | {"mapped": mapped}))
+
+
+def _transpose(cotangents: Any, *arrays: Any, kernel: Kernel, tree: Any, mapped: Mapped) -> list[Any]:
     """Reverse mode: the kernel's `backward`."""
-    start = tree.num_leaves
-
-    def one(*arrays: Any) -> list[Any]:
-        operands, setting, result = jax.tree.unflatten(tree, arrays[:start])
-        run = on_automatic_axes(functools.partial(_pull, kernel), lambda *specs: specs[0])
-        grads = run(operands, setting, result, Result(*arrays[start:]))
-        return [grad for grad, there in zip(grads, given, strict=True) if there]
-
-    along = map(ad.instantiate_zeros, cotangents)
-    axes = tuple((*each[:start], True, True) for each in mapped)
-    grads = _over_mapped(one, axes)(*arrays[:start], *along)
-    linear = [ad.is_undefined_primal(x) for x in arrays[start:]]
-    return [None] * start + [grad if wanted else None for grad, wanted in zip(grads, linear, strict=True)]
+    parts, along = jax.tree.unflatten(tree, arrays)[:3], _places(tree)[3]
+    start = tree.num_leaves - len(jax.tree.leaves(along))
+    wanted = [n for n in jax.tree.leaves(along) if ad.is_undefined_primal(arrays[n])]
+    zeros = {n: ad.instantiate_zeros(ad.Zero(arrays[n].aval)) for n in wanted}
+    like = Operands(*(zeros.get(n) for n in along))
+    pulled = Result(*map(ad.instantiate_zeros, cotangents))
+    leaves, turned = jax.tree.flatten((*parts, pulled, like))
+    axes = tuple((*each[:start], *[True] * (len(leaves) - start)) for each in mapped)
+    grads = dict(zip(wanted, backward_p.bind(*leaves, kernel=kernel, tree=turned, mapped=axes), strict=True))
+    return [grads.get(n) for n in range(len(arrays))]
 
 
-ad.primitive_transposes[tangent_p] = _transpose
+def _transpose_back(cotangents: Any, *arrays: Any, kernel: Kernel, tree: Any, mapped: Mapped) -> list[Any]:
+    """`backward` is linear in its cotangents, and its transpose is `tangent` again."""
+    parts, places = jax.tree.unflatten(tree, arrays)[:3], _places(tree)
+    pulled = iter(map(ad.instantiate_zeros, cotangents))
+    along = Operands(*(None if n is None else next(pulled) for n in places[4]))
+    leaves, turned = jax.tree.flatten((*parts, along))
+    start = min(jax.tree.leaves(places[3]))
+    axes = tuple((*each[:start], *[True] * (len(leaves) - start)) for each in mapped)
+    moved = tangent_p.bind(*leaves, kernel=kernel, tree=turned, mapped=axes)
+    found = dict(zip(jax.tree.leaves(places[3]), moved, strict=True))
+    return [found[n] if n in found and ad.is_undefined_primal(x) else None for n, x in enumerate(arrays)]
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _pull(kernel: Kernel, operands: Operands, setting: Setting, result: Result, cotangents: Result) -> Operands:
-    return kernel.backward(operands, setting, result, cotangents)
-
-
-@_pull.defjvp
-def _pull_jvp(kernel: Kernel, primals: Any, tangents: Any) -> tuple[Operands, Operands]:
-    operands, setting, result, cotangents = primals
-
-    def code(operands: Operands, result: Result, cotangents: Result) -> Operands:
-        operands, result, cotangents = _cleared(setting, operands, result, cotangents)
-        return kernel.backward(operands, setting, result, cotangents)
-
-    moving = (tangents[0], *tangents[2:])
-    grads = _pull(kernel, *primals)
-    along = jax.jvp(jax.checkpoint(code), (operands, result, cotangents), moving)[1]
-    return grads, _marked(setting, operands, grads, along)
-
-
-# Second order differentiates products, and 0 · NaN is NaN in their transposes too. Where pairs may be hidden, junk is
-# cleared first; what saw it is known from the first order, and marked.
-
-
-def _cleared(setting: Setting, operands: Operands, result: Result, along: Any) -> tuple[Operands, Result, Any]:
-    """Arrays without NaN and inf, but where -inf says that a pair or a row is hidden."""
-    if not setting.hides(operands):
-        return operands, result, along
-    keep = lambda x: None if x is None else jnp.where(x == -jnp.inf, x, clear(x))  # noqa: E731
-    q, k, v, bias = operands
-    cleared = Operands(clear(q), clear(k), clear(v), keep(bias)), Result(clear(result.out), keep(result.lse))
-    return *cleared, jax.tree.map(clear, along)
-
-
-def _marked(setting: Setting, operands: Operands, first: Any, second: Any) -> Any:
-    """The derivative of `first`, NaN where `first` is not finite."""
-    if not setting.hides(operands):
-        return second
-    mark = lambda x, y: jnp.where(jnp.isfinite(x), y, jnp.full_like(y, jnp.nan))  # noqa: E731
-    return jax.tree.map(mark, first, second)
-
-
-def _jvp(primals: Any, tangents: Any, **static: Any) -> tuple[list[Any], list[Any]]:
-    """Second order: linear in the tangents; the rest by differentiating the kernel's own code, rematerialised."""
-    start = static["tree"].num_leaves
-    out = tangent_p.bind(*primals, **static)
-    if all(type(x) is ad.Zero for x in tangents[:start]):
-        return out, tangent_p.bind(*primals[:start], *map(ad.instantiate_zeros, tangents[start:]), **static)
+def _second(primals: Any, tangents: Any, primitive: Primitive, again: Any, **static: Any) -> Any:
+    """The derivative of `tangent_p` and `backward_p`: of `again`, code that does the same."""
+    tree, out = static["tree"], primitive.bind(*primals, **static)
+    linear = jax.tree.leaves(_places(tree)[3])
     moving = [n for n, x in enumerate(tangents) if type(x) is not ad.Zero]
+    if set(moving) <= set(linear):
+        arrays = [ad.instantiate_zeros(x) if n in linear else primals[n] for n, x in enumerate(tangents)]
+        return out, primitive.bind(*arrays, **static)
 
     def code(*values: Any) -> list[Any]:
         arrays = list(primals)
         for n, value in zip(moving, values, strict=True):
             arrays[n] = value
-        operands, setting, result = jax.tree.unflatten(static["tree"], arrays[:start])
-        operands, result, along = _cleared(setting, operands, result, arrays[start:])
-        return _tangent(*jax.tree.leaves((operands, setting, result)), *along, **static)
+        return _over_mapped(lambda *arrays: jax.tree.leaves(again(*arrays)), static["mapped"])(*arrays)
 
-    along = tuple(primals[n] for n in moving), tuple(tangents[n] for n in moving)
-    operands, setting, _ = jax.tree.unflatten(static["tree"], primals[:start])
-    return out, _marked(setting, operands, out, jax.jvp(jax.checkpoint(code), *along)[1])
+    along = jax.jvp(code, [primals[n] for n in moving], [tangents[n] for n in moving])[1]
+    operands, setting, *_ = jax.tree.unflatten(tree, primals)
+    return out, slabs.marked(along, out, operands, setting)
 
 
-ad.primitive_jvps[tangent_p] = _jvp
+def _tangent_jvp(primals: Any, tangents: Any, **static: Any) -> Any:
+    def again(*arrays: Any) -> Result:
+        run = on_automatic_axes(slabs.tangent, lambda *specs: specs[LIKE["tangent"]])
+        return run(*jax.tree.unflatten(static["tree"], arrays))
+
+    return _second(primals, tangents, tangent_p, again, **static)
 
 
-def _batch(arrays: Any, dims: Any, **static: Any) -> tuple[list[Any], list[int]]:
-    """`vmap`: mapped axes go in front; what is linear, and the result it resembles, is mapped in any case."""
-    is_mapped = [dim is not None for dim in dims]
-    size = next(x.shape[dim] for x, dim, mapped in zip(arrays, dims, is_mapped, strict=True) if mapped)
-    always = static["tree"].num_leaves - 2
-    moved = [jnp.moveaxis(x, dim, 0) if mapped else x for x, dim, mapped in zip(arrays, dims, is_mapped, strict=True)]
-    for n in range(always, len(moved)):
-        if not is_mapped[n]:
-            moved[n] = jnp.broadcast_to(moved[n][None], (size, *moved[n].shape))
-    axes = tuple(n >= always or mapped for n, mapped in enumerate(is_mapped))
-    return tangent_p.bind(*moved, **(static | {"mapped": (*static["mapped"], axes)})), [0, 0]
+def _backward_jvp(primals: Any, tangents: Any, **static: Any) -> Any:
+    def again(*arrays: Any) -> Operands:
+        run = on_automatic_axes(slabs.backward, lambda *specs: specs[LIKE["backward"]])
+        return run(*jax.tree.unflatten(static["tree"], arrays))
+
+    return _second(primals, tangents, backward_p, again, **static)
 
 
-batching.primitive_batchers[tangent_p] = _batch
+ad.primitive_jvps[forward_p] = _forward_jvp
+ad.primitive_jvps[tangent_p] = _tangent_jvp
+ad.primitive_transposes[tangent_p] = _transpose
+ad.primitive_jvps[backward_p] = _backward_jvp
+ad.primitive_transposes[backward_p] = _transpose_back
