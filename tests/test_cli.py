@@ -28,7 +28,7 @@ def command(*words, **options):
     ("words", "said"),
     [
         ([], "COMMAND"),
-        (["teach"], "'compare', 'memory', 'verify'"),
+        (["teach"], "'bench', 'compare', 'memory', 'verify'"),
         (["verify", "--fast"], "--fast"),
         (["verify", "--platform", "abacus"], "'cpu', 'cuda', 'tpu'"),
         (["compare", "--budget", "0"], "positive number of seconds"),

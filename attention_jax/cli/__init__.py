@@ -5,6 +5,7 @@ Exit status: 0; 1 a check failed; 2 usage or input; 130 interrupted (SIGTERM lik
 
 import argparse
 import importlib
+import re
 import signal
 import sys
 import threading
@@ -19,11 +20,12 @@ from .console import InputError, say
 from .devices import choose_platform
 
 COMMANDS = {
+    "bench": "time attention, RNNs or language models beside other libraries",
     "compare": "train attention and RNNs on the same text, time them, and write a report",
     "memory": "show what attention allocates as its text grows, with the matrix of scores and without",
     "verify": "check a hand-computed example against row-by-row and official results",
 }
-EXTRAS = {"compare": "cli"}
+EXTRAS = {"bench": "cli", "compare": "cli"}
 MIXERS = ("attention", "elman", "gru", "lstm", "linear")
 PASSED, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 
@@ -88,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     for each in parsers.values():
         each.add_argument("--json", action="store_true", help="print the results as JSON instead of text")
         each.add_argument("--platform", choices=("cpu", "cuda", "tpu"), help="where to run (default: JAX's choice)")
+    _bench_arguments(parsers["bench"])
     _compare_arguments(parsers["compare"])
     _memory_arguments(parsers["memory"])
     return parser
@@ -110,6 +113,18 @@ def _compare_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", default="report", metavar="FOLDER", help="folder of the report (report)")
 
 
+def _bench_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--what", choices=("attention", "rnn", "lm"), default="attention", help="(attention)")
+    parser.add_argument("--rounds", type=_count, default=7, metavar="N", help="how often each runs, in turn (7)")
+    parser.add_argument("--out", metavar="FOLDER", help="folder for the results as JSON and as a picture (none)")
+    only = parser.add_argument_group("for attention only")
+    only.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="(float32)")
+    only.add_argument(
+        "--shapes", nargs="+", type=_shape, metavar="BxHxTxD", help="as 1x16/4x2048x64, with 4 key/value heads (many)"
+    )
+    only.add_argument("--masks", nargs="+", choices=("full", "causal", "window", "segments"), help="(all)")
+
+
 def _memory_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--heads", type=_count, default=1, metavar="N", help="query and key/value heads (1)")
     parser.add_argument("--batch", type=_count, default=1, metavar="N", help="examples (1)")
@@ -123,6 +138,15 @@ def _count(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) < 2**31:
         raise argparse.ArgumentTypeError(f"a whole number from 1 to {2**31 - 1} is needed, not {text!r}")
     return int(text)
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    if not (found := re.fullmatch(r"(\d{1,6})x(\d{1,6})(?:/(\d{1,6}))?x(\d{1,9})x(\d{1,6})", text)):
+        raise argparse.ArgumentTypeError(f"sizes like 1x8x2048x64 or 1x16/4x2048x64 are needed, not {text!r}")
+    batch, heads, kv_heads, length, width = (int(size or found[2]) for size in found.groups())
+    if 0 in (batch, heads, kv_heads, length, width) or heads % kv_heads:
+        raise argparse.ArgumentTypeError(f"no size is 0 and key/value heads divide the heads, unlike in {text!r}")
+    return batch, heads, kv_heads, length, width
 
 
 def _seconds(text: str) -> float:

@@ -8,8 +8,9 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator, PercentFormatter
 
+from .contest import ratios
 from .names import COLOURS, LAYERS, MIXERS, count, mixer_of
 
 Results = dict[str, Any]
@@ -168,6 +169,38 @@ def recall(part: Results, theme: Theme) -> Figure | None:
     axes.set_xscale("log", base=2)
     _ticks(axes, [run["pairs"] for model in models for run in model["runs"]])
     _legend(figure, axes, theme)
+    return figure
+
+
+def contest(results: Results, theme: Theme) -> Figure | None:
+    """Of `bench`: how long the others take over the first contestant, point by point, one marker per contestant."""
+    rows = [row for row in results["rows"] if row["direction"] != "not jitted"]
+    found, directions = ratios(rows, results["base"]), list(dict.fromkeys(row["direction"] for row in rows))
+    points = list(dict.fromkeys(row["point"] for row in rows))
+    names = list(dict.fromkeys(name for _, _, name in found))
+    if not found:
+        return None
+    figure, panels = _panels(theme, len(directions))
+    figure.set_size_inches(9.2, 1.6 + 0.26 * max(len(points), 4))
+    for axes, direction in zip(panels, directions, strict=True):
+        for number, (name, marker) in enumerate(zip(names, "os^Dv*XPdhp", strict=False)):
+            have = [
+                (found[key], place) for place, point in enumerate(points) if (key := (point, direction, name)) in found
+            ]
+            colour = list(COLOURS.values())[number % len(COLOURS)][theme.number]
+            axes.plot(
+                *zip(*have, strict=True), marker, color=colour, markersize=5.5, label=name, alpha=0.85
+            ) if have else None
+        axes.axvline(1, color=theme.ink, linewidth=1.1)
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xlabel(f"time over that of {results['base']}: right of the line it is faster")
+        axes.set_title(direction, fontsize=10, color=theme.ink)
+    panels[0].set_yticks(range(len(points)), points)
+    panels[0].invert_yaxis()
+    _legend(figure, panels[0], theme)
     return figure
 
 

@@ -146,7 +146,7 @@ def checks(made: Mapping[str, Layer], seed: int) -> Iterator[dict[str, Any]]:
     x = inputs(seed, 48)
     for name, layer in made.items():
         if name.startswith("attention"):
-            yield _check(name, "jax.nn.dot_product_attention", _call(layer, x), jax.jit(_official)(layer.params, x))
+            yield _check(name, "jax.nn.dot_product_attention", _call(layer, x), jax.jit(official)(layer.params, x))
         elif name in AGAINST:
             other = made[AGAINST[name]]
             yield _check(name, LAYERS[AGAINST[name]], _call(layer, x), _call(other, x))
@@ -162,7 +162,8 @@ def _check(layer: str, against: str, got: jax.Array, expected: jax.Array) -> dic
     return facts | {"largest_difference": difference if np.isfinite(difference) else str(difference)}
 
 
-def _official(params: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
+def official(params: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
+    """The attention layers with `jax.nn.dot_product_attention`, at the highest precision."""
     q, k, v = (jnp.einsum("btw,whd->bthd", x, params[name], precision="highest") for name in ("q", "k", "v"))
     with jax.default_matmul_precision("highest"):
         out = jax.nn.dot_product_attention(q, k, v, is_causal=True)
