@@ -13,7 +13,6 @@ the largest number); `limit_ms`: what the products and exponentials of the compu
 """
 
 import argparse
-import importlib.metadata
 import pathlib
 from typing import Any
 
@@ -22,7 +21,7 @@ from rich.table import Table
 
 from . import bench_attention, bench_lm, bench_rnn, contest, peers, plots, stopping
 from .console import InputError, as_json, show
-from .devices import describe
+from .devices import describe, versions
 from .display import Display
 
 PARTS: dict[str, Any] = {"attention": bench_attention, "rnn": bench_rnn, "lm": bench_lm}
@@ -32,7 +31,12 @@ def run(options: argparse.Namespace) -> int:
     """The command; 1 where numbers of ours disagree."""
     part, display = PARTS[options.what], Display()
     settings = {name: getattr(options, name) for name in ("what", "rounds", "dtype")}
-    results: dict[str, Any] = {"device": describe() | {"peers": _peers()}, **settings, "base": part.BASE, "rows": []}
+    results: dict[str, Any] = {
+        "device": describe() | {"peers": versions(peers.OPTIONAL)},
+        **settings,
+        "base": part.BASE,
+        "rows": [],
+    }
     folder = pathlib.Path(options.out) if options.out else None
     if folder:
         _reach(folder)
@@ -59,16 +63,6 @@ def _write(results: dict[str, Any], folder: pathlib.Path) -> None:
         figure = plots.contest(results, plots.THEMES[0])
         if figure is not None:
             plots.save(figure, folder / f"{results['what']}.png")
-
-
-def _peers() -> dict[str, str]:
-    found = {}
-    for name in peers.OPTIONAL:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def text(results: dict[str, Any]) -> str:
@@ -101,8 +95,8 @@ def text(results: dict[str, Any]) -> str:
 def _title(results: dict[str, Any]) -> str:
     device = results["device"]
     where = f"{device['device']}, {device['cpu_cores']} cores" if device["platform"] == "cpu" else device["device"]
-    versions = (device["versions"] | device["peers"]).items()
-    kept = ", ".join(f"{name} {version}" for name, version in versions if name in ("jax", "flax", "torch", "tokamax"))
+    packages = (device["versions"] | device["peers"]).items()
+    kept = ", ".join(f"{name} {version}" for name, version in packages if name in ("jax", "flax", "torch", "tokamax"))
     return f"{where}; {kept}; {results['dtype']}\n{results['base']} in ms, the others as multiples of it"
 
 

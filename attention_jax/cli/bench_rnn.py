@@ -3,9 +3,6 @@
 import argparse
 import dataclasses
 import functools
-import importlib
-import importlib.util
-import os
 from typing import Any
 
 import jax
@@ -13,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import recurrent
-from . import contest, timing
+from . import contest, peers, timing
 from .contest import Arrays, Entry, NotSupported
 from .display import Display
 from .names import LAYERS, mixer_of
@@ -34,9 +31,14 @@ def measure(results: dict[str, Any], options: argparse.Namespace, display: Displ
             show(done, f"T = {length}, {direction}")
             x = timing.inputs(0, length)
             enter = {name: functools.partial(_of_jax, layer, direction, x) for name, layer in made.items()}
-            for name, cell in TORCH.items() if importlib.util.find_spec("torch") else ():
+            for name, cell in TORCH.items() if "torch" in peers.installed() else ():
                 enter[name] = functools.partial(_of_torch, cell, made[LAYERS[cell]].params, direction, x)
-            expected = {name: functools.partial(_expected, layer, direction, x) for name, layer in made.items()}
+            # layers of the same parameters must agree with the same numbers, which are computed once
+            computed = {
+                id(layer.params): functools.cache(functools.partial(_expected, layer, direction, x))
+                for layer in made.values()
+            }
+            expected = {name: computed[id(layer.params)] for name, layer in made.items()}
             expected |= {name: expected[LAYERS[cell]] for name, cell in TORCH.items()}
             rows = contest.hold(enter, expected, TOLERANCE, options.rounds)
             results["rows"] += [row | {"point": f"T = {length}", "direction": direction} for row in rows]
@@ -73,8 +75,7 @@ def _of_torch(cell: str, params: Any, direction: str, x: jax.Array) -> Entry:
     """Torch's layer with the weights of ours: its gates come in the same order, its matrices are transposed."""
     if jax.default_backend() != "cpu":
         raise NotSupported("compared on a CPU only")
-    torch: Any = importlib.import_module("torch")
-    torch.set_num_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
+    torch = peers.torch_on_all_cores()
     layer = {"gru": torch.nn.GRU, "lstm": torch.nn.LSTM}[cell](timing.WIDTH, timing.WIDTH, batch_first=True)
     weights = {
         "weight_ih_l0": params["input"].T,

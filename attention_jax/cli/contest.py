@@ -47,11 +47,12 @@ def jitted(fn: Callable[..., Any], *args: Any, numbers: Callable[[Any], Arrays] 
     jax.config.update("jax_enable_compilation_cache", False)
     try:
         begin = time.perf_counter()
-        compiled = jax.jit(fn).lower(*args).compile()
+        lowered = jax.jit(fn).lower(*args)
+        compiled = lowered.compile()
         seconds = time.perf_counter() - begin
     finally:
         jax.config.update("jax_enable_compilation_cache", before)
-    facts = {"compile_s": seconds, "temporary_bytes": temporaries(fn, *args)}
+    facts = {"compile_s": seconds, "temporary_bytes": temporaries(lowered)}
     return Entry(lambda: jax.block_until_ready(compiled(*args)), numbers or as_arrays, facts)
 
 
@@ -99,9 +100,14 @@ def hold(
                 continue
         entries[name] = entry
     for name, taken in take_turns({name: entry.run for name, entry in entries.items()}, rounds).items():
-        low, middle, high = (float(ms) for ms in np.percentile(taken, (25, 50, 75)))
-        rows[name] |= {"median_ms": middle, "lower_quartile_ms": low, "upper_quartile_ms": high}
+        rows[name] |= quartiles(taken)
     return list(rows.values())
+
+
+def quartiles(taken: Sequence[float]) -> dict[str, float]:
+    """The median of times in milliseconds, and their quartiles, as rows have them."""
+    low, middle, high = (float(ms) for ms in np.percentile(taken, (25, 50, 75)))
+    return {"median_ms": middle, "lower_quartile_ms": low, "upper_quartile_ms": high}
 
 
 def difference(got: Arrays, expected: Arrays) -> float:

@@ -3,6 +3,7 @@
 import importlib.metadata
 import os
 import platform as host
+from collections.abc import Iterable
 
 import jax
 
@@ -47,11 +48,21 @@ def describe() -> dict[str, object]:
     return {
         "platform": jax.default_backend(),
         "device": device.device_kind if jax.default_backend() != "cpu" else _processor(),
-        "cpu_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpu_cores": cores(),
         "system": f"{host.system()} {host.machine()}",
         "python": host.python_version(),
-        "versions": {name: importlib.metadata.version(name) for name in packages if _installed(name)},
+        "versions": versions(packages),
     }
+
+
+def cores() -> int | None:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """The versions of those packages that are installed."""
+    return {name: importlib.metadata.version(name) for name in packages if _installed(name)}
 
 
 def _installed(package: str) -> bool:

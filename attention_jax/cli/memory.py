@@ -59,10 +59,10 @@ def measure(length: int, heads: int, batch: int, dtype: str) -> dict[str, int]:
     return {
         "length": length,
         "scores": batch * heads * length**2 * x.dtype.itemsize,
-        "definition": temporaries(written_out, x, x, x),
-        "definition_gradient": temporaries(functools.partial(pulled_back, written_out), x, x, x, x),
-        "tiled": temporaries(tiled, x, x, x),
-        "tiled_gradient": temporaries(functools.partial(pulled_back, tiled), x, x, x, x),
+        "definition": temporaries(jax.jit(written_out).lower(x, x, x)),
+        "definition_gradient": temporaries(jax.jit(pulled_back, static_argnums=0).lower(written_out, x, x, x, x)),
+        "tiled": temporaries(jax.jit(tiled).lower(x, x, x)),
+        "tiled_gradient": temporaries(jax.jit(pulled_back, static_argnums=0).lower(tiled, x, x, x, x)),
         "flop": cost.flops,
         "gradient_flop": cost.gradient_flops,
     }
@@ -80,10 +80,10 @@ def pulled_back(fn: Callable[..., Any], q: jax.Array, k: jax.Array, v: jax.Array
     return jax.vjp(fn, q, k, v)[1](d_out)
 
 
-def temporaries(fn: Callable[..., Any], *shapes: Any) -> int:
-    """Bytes that the compiled program sets aside besides its arguments and results."""
+def temporaries(lowered: jax.stages.Lowered) -> int:
+    """Bytes that the program, once compiled, sets aside besides its arguments and results."""
     options: Any = {"xla_cpu_experimental_ynn_fusion_type": ""} if jax.default_backend() == "cpu" else None
-    memory = jax.jit(fn).lower(*shapes).compile(compiler_options=options).memory_analysis()
+    memory = lowered.compile(compiler_options=options).memory_analysis()
     if memory is None:
         raise RuntimeError("this platform does not tell what it allocates")
     if jax.default_backend() == "tpu":  # vector memory does not count as temporary there

@@ -8,17 +8,18 @@ import dataclasses
 import functools
 import importlib
 import importlib.util
-import os
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from .. import Causal, Segments, Window, attention
 from ..mask_algebra import Mask
-from .contest import Arrays, Entry, NotSupported, jitted
+from .contest import Arrays, Entry, NotSupported, as_arrays, jitted
+from .devices import cores
 
 WINDOW = 256
 SEGMENTS = 8
@@ -48,14 +49,14 @@ class Point:
         heads = f"{self.heads}" if self.heads == self.kv_heads else f"{self.heads}/{self.kv_heads}"
         return f"{self.batch}×{heads}×{self.length}×{self.width} {self.mask}"
 
-    @functools.cached_property
+    @property
     def inputs(self) -> tuple[np.ndarray, ...]:
         """q, k, v and the cotangent of the output, (B, H, T, D), float32."""
         draw = np.random.default_rng(0)
         sizes = (self.heads, self.kv_heads, self.kv_heads, self.heads)
         return tuple(draw.standard_normal((self.batch, n, self.length, self.width), np.float32) for n in sizes)
 
-    @functools.cached_property
+    @property
     def segment_ids(self) -> np.ndarray:
         """Packed texts of the same length, (B, T)."""
         ids = np.arange(self.length) * SEGMENTS // self.length
@@ -107,12 +108,17 @@ def plain(point: Point) -> Attend:
 
 def jax_nn(point: Point) -> Attend:
     """`jax.nn.dot_product_attention`, layout (B, T, H, D)."""
+    return functools.partial(jax.nn.dot_product_attention, **_named(point))
+
+
+def _named(point: Point) -> dict[str, Any]:
+    """The mask in the words of jax.nn, which are tokamax's too."""
     options: dict[str, Any] = {"is_causal": point.mask == "causal"}
     if point.mask == "window":
         options["local_window_size"] = (WINDOW - 1, 0)
     if point.mask == "segments":
-        options["mask"] = point.visible
-    return functools.partial(jax.nn.dot_product_attention, **options)
+        options["mask"] = jnp.asarray(point.visible)
+    return options
 
 
 def flax_nnx(point: Point) -> Attend:
@@ -123,21 +129,16 @@ def flax_nnx(point: Point) -> Attend:
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         mask = None if visible is None else jnp.broadcast_to(visible, (point.batch, point.heads, *visible.shape[2:]))
-        return _module("flax.nnx").dot_product_attention(q, k, v, mask=mask, is_causal=point.mask == "causal")
+        return nnx.dot_product_attention(q, k, v, mask=mask, is_causal=point.mask == "causal")
 
     return attend
 
 
 def tokamax(point: Point) -> Attend:
     """`tokamax.dot_product_attention`, layout (B, T, H, D)."""
-    options: dict[str, Any] = {"is_causal": point.mask == "causal"}
-    if point.mask == "window":
-        options["local_window_size"] = (WINDOW - 1, 0)
-    if point.mask == "segments":
-        options["mask"] = jnp.asarray(point.visible)
     attend = _module("tokamax").dot_product_attention
     _module("absl.flags").FLAGS(["attention-jax"])  # or it reads the words of our own command line
-    return functools.partial(attend, **options)
+    return functools.partial(attend, **_named(point))
 
 
 def _module(name: str) -> Any:
@@ -174,8 +175,7 @@ def enter(name: str, point: Point) -> Entry:
         return out, *pull_back(d_out)
 
     def numbers(result: Any) -> Arrays:
-        arrays = [np.asarray(x, np.float64) for x in jax.tree.leaves(result)]
-        return [_swapped(x) for x in arrays] if late else arrays
+        return [_swapped(x) for x in as_arrays(result)] if late else as_arrays(result)
 
     # the names of peers stand for what their users run: their own rules of promotion are part of it
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
@@ -193,22 +193,28 @@ def expected(point: Point) -> Arrays:
         q, k, v, d_out = (jnp.asarray(jnp.asarray(x, point.dtype), jnp.float32) for x in point.inputs)
         out, pull_back = jax.vjp(jax.jit(plain(point)), q, k, v)
         results = (out, *pull_back(d_out)) if point.direction == "forward and backward" else (out,)
-    return [np.asarray(x, np.float64) for x in results]
+    return as_arrays(results)
 
 
 def _swapped(x: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(np.swapaxes(x, 1, 2))
 
 
-def _torch(point: Point) -> Entry:
-    """`torch.nn.functional.scaled_dot_product_attention`, on as many threads as there are processors for XLA."""
+def torch_on_all_cores() -> Any:
+    """Torch, with as many threads as there are processors for XLA."""
     torch = _module("torch")
+    torch.set_num_threads(cores())
+    return torch
+
+
+def _torch(point: Point) -> Entry:
+    """`torch.nn.functional.scaled_dot_product_attention`."""
+    torch = torch_on_all_cores()
     if jax.default_backend() != "cpu":
         if not torch.cuda.is_available():
             raise NotSupported("torch finds no such device")
         device, wait = "cuda", torch.cuda.synchronize
     else:
-        torch.set_num_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
         device, wait = "cpu", lambda: None
     dtype = getattr(torch, point.dtype)
     q, k, v, d_out = (torch.from_numpy(x).to(device, dtype) for x in point.inputs)

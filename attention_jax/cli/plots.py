@@ -184,13 +184,9 @@ def contest(results: Results, theme: Theme) -> Figure | None:
     figure.set_size_inches(9.2, 1.6 + 0.26 * max(len(points), 4))
     for axes, direction in zip(panels, directions, strict=True):
         for number, (name, marker) in enumerate(zip(names, "os^Dv*XPdhp", strict=False)):
-            have = [
-                (found[key], place) for place, point in enumerate(points) if (key := (point, direction, name)) in found
-            ]
             colour = list(COLOURS.values())[number % len(COLOURS)][theme.number]
-            axes.plot(
-                *zip(*have, strict=True), marker, color=colour, markersize=5.5, label=name, alpha=0.85
-            ) if have else None
+            at = [found.get((point, direction, name), math.nan) for point in points]
+            axes.plot(at, range(len(points)), marker, color=colour, markersize=5.5, label=name, alpha=0.85)
         axes.axvline(1, color=theme.ink, linewidth=1.1)
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

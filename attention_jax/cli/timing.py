@@ -21,6 +21,7 @@ from ..masks import Causal
 from ..multihead import init_mha, mha
 from .budget import Budget
 from .chains import longest_chain
+from .contest import quartiles
 from .display import Display
 from .names import LAYERS
 from .stopping import stop_if_asked
@@ -219,9 +220,7 @@ def take_turns(calls: Mapping[str, Callable[[], Any]], budget: Budget) -> list[d
             taken[name].append(1e3 * (time.perf_counter() - begin))
     rows = []
     for name, all_ms in taken.items():
-        low, middle, high = (float(each) for each in np.percentile(all_ms, (25, 50, 75)))
-        spread = {"lower_quartile_ms": low, "upper_quartile_ms": high, "repeats": len(all_ms)}
-        rows.append({"layer": name, "median_ms": middle, **spread})
+        rows.append({"layer": name, **quartiles(all_ms), "repeats": len(all_ms)})
     return rows
 
 
