@@ -33,8 +33,8 @@ CORE = [
 ]
 MODELS = ["data", "losses", "recipe", "checkpoints", "drop_in", "layers", "models", "training", "recall"]
 CLI = [
-    *("names", "console", "budget", "chains", "devices", "stopping", "display", "memory", "contest", "plots"),
-    *("sentences", "report", "verify", "learning", "remembering", "timing", "compare"),
+    *("names", "console", "folders", "budget", "chains", "devices", "stopping", "display", "memory", "contest"),
+    *("plots", "sentences", "report", "verify", "learning", "remembering", "timing", "compare"),
     *("peers", "bench_attention", "bench_rnn", "bench_lm", "bench"),
 ]
 ORDER = [*CORE, *MODELS, *(f"cli.{name}" for name in CLI), "cli", "__main__"]

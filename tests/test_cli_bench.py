@@ -1,11 +1,15 @@
 """`attention-jax bench`: numbers first, then time; each in its turn; what is printed and written."""
 
+import dataclasses
+import errno
 import json
+import os
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
-from attention_jax.cli import bench, bench_attention, contest, main, peers
+from attention_jax.cli import bench, bench_attention, contest, main, peers, timing
 from attention_jax.cli.contest import Entry, NotSupported
 
 
@@ -29,15 +33,19 @@ def test_nobody_is_timed_before_its_numbers_agree():
     assert right["largest_difference"] == 0
     for row in (wrong, nan, unable, broken):
         assert "median_ms" not in row
-    assert (wrong["why_not"], nan["why_not"], unable["why_not"]) == (
-        "differs by 1e-01",
-        "differs by inf",
-        "not for this",
-    )
+    assert (wrong["why_not"], nan["why_not"], unable["why_not"]) == ("differs by 1e-01", "not finite", "not for this")
     assert broken["why_not"] == "MemoryError: too large"
     assert wrong["wrong"]
+    assert nan["wrong"]
     assert broken["wrong"]
     assert "wrong" not in unable
+
+
+def test_what_is_not_finite_gets_no_time_where_there_is_nothing_to_compare_with_either():
+    (row,) = contest.hold({"nan": entry(np.nan)}, {}, 0.0, rounds=1)
+    assert row["why_not"] == "not finite"
+    assert row["wrong"]
+    assert "median_ms" not in row
 
 
 def test_the_largest_difference_is_a_share_of_the_largest_number_and_a_wrong_shape_is_infinite():
@@ -129,12 +137,42 @@ def test_numbers_of_ours_that_disagree_are_status_1(capsys, monkeypatch):
     assert "differs by 5e-01" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("words", [["--shapes", "8x64"], ["--shapes", "1x3/2x8x4"], ["--rounds", "0"], ["--what", "x"]])
+def test_any_layer_of_ours_that_disagrees_is_status_1(capsys, monkeypatch):
+    layers = {name: layer for name, layer in timing.layers(0).items() if name in ("gru", "lstm")}
+    gru = layers["gru"]
+    layers["gru"] = dataclasses.replace(gru, apply=lambda params, x: 2 * gru.apply(params, x))
+    monkeypatch.setattr(timing, "layers", lambda seed: layers)
+    monkeypatch.setattr(bench.bench_rnn, "LENGTHS", (16,))
+    assert main(["bench", "--what", "rnn", "--rounds", "1", "--json"]) == 1
+    wrong = {row["contestant"] for row in json.loads(capsys.readouterr().out)["rows"] if row.get("wrong")}
+    assert wrong == {"GRU"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["--shapes", "8x64"], ["--shapes", "1x3/2x8x4"], ["--rounds", "0"], ["--what", "x"]),
+        *(["--what", "rnn", "--dtype", "bfloat16"], ["--what", "lm", "--shapes", "1x1x8x4"]),
+        ["--what", "lm", "--masks", "full"],
+    ],
+)
 def test_wrong_input_is_refused_in_one_line(words, capsys):
     assert main(["bench", *words]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     assert len(printed.err.splitlines()) == 1
+
+
+def test_a_disk_that_is_full_at_the_end_is_said_in_one_line(tmp_path, capsys, monkeypatch):
+    def full(figure, half, **_):
+        half.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Figure, "savefig", full)
+    assert main(["bench", "--shapes", "1x1x8x4", "--masks", "full", "--rounds", "1", "--out", str(tmp_path)]) == 2
+    printed = capsys.readouterr()
+    assert f"attention.png cannot be written ({os.strerror(errno.ENOSPC)})" in printed.err
+    assert [path.name for path in tmp_path.iterdir()] == ["attention.json"]
 
 
 def test_a_folder_that_cannot_be_made_is_refused_before_the_work(tmp_path, capsys):

@@ -118,7 +118,7 @@ def _bench_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=_count, default=7, metavar="N", help="how often each runs, in turn (7)")
     parser.add_argument("--out", metavar="FOLDER", help="folder for the results as JSON and as a picture (none)")
     only = parser.add_argument_group("for attention only")
-    only.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="(float32)")
+    only.add_argument("--dtype", choices=("float32", "bfloat16"), help="(float32)")
     only.add_argument(
         "--shapes", nargs="+", type=_shape, metavar="BxHxTxD", help="as 1x16/4x2048x64, with 4 key/value heads (many)"
     )

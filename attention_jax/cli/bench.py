@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from . import bench_attention, bench_lm, bench_rnn, contest, peers, plots, stopping
+from . import bench_attention, bench_lm, bench_rnn, contest, folders, peers, plots, stopping
 from .console import InputError, as_json, show
 from .devices import describe, versions
 from .display import Display
@@ -30,6 +30,8 @@ PARTS: dict[str, Any] = {"attention": bench_attention, "rnn": bench_rnn, "lm": b
 def run(options: argparse.Namespace) -> int:
     """The command; 1 where numbers of ours disagree."""
     part, display = PARTS[options.what], Display()
+    _refuse_what_has_no_effect(options)
+    options.dtype = options.dtype or "float32"
     settings = {name: getattr(options, name) for name in ("what", "rounds", "dtype")}
     results: dict[str, Any] = {
         "device": describe() | {"peers": versions(peers.OPTIONAL)},
@@ -39,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
     }
     folder = pathlib.Path(options.out) if options.out else None
     if folder:
-        _reach(folder)
+        folders.claim(folder)
     with stopping.heeded():
         try:
             part.measure(results, options, display)
@@ -47,19 +49,19 @@ def run(options: argparse.Namespace) -> int:
             if results["rows"] and folder:
                 _write(results, folder)
     show(as_json(results) if options.json else text(results))
-    return 1 if any(row.get("wrong") and row["contestant"] == part.BASE for row in results["rows"]) else 0
+    return 1 if any(row.get("wrong") and row["contestant"] in part.OURS for row in results["rows"]) else 0
 
 
-def _reach(folder: pathlib.Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--out {folder}: {error.strerror}") from None
+def _refuse_what_has_no_effect(options: argparse.Namespace) -> None:
+    for name in ("dtype", "shapes", "masks"):
+        if options.what != "attention" and getattr(options, name) is not None:
+            raise InputError(f"bench: --{name} is for --what attention; the sizes of {options.what} are fixed")
 
 
 def _write(results: dict[str, Any], folder: pathlib.Path) -> None:
     with stopping.undisturbed():
-        (folder / f"{results['what']}.json").write_text(as_json(results) + "\n", encoding="utf-8")
+        with folders.replaced(folder / f"{results['what']}.json") as half:
+            half.write_text(as_json(results) + "\n", encoding="utf-8")
         figure = plots.contest(results, plots.THEMES[0])
         if figure is not None:
             plots.save(figure, folder / f"{results['what']}.png")

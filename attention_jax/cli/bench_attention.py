@@ -17,6 +17,7 @@ from .peers import Point
 Shape = tuple[int, int, int, int, int]  # B, H, K, T, D
 
 BASE = peers.OURS
+OURS = (BASE,)
 SHAPES = (
     *((32, 8, 8, 128, 64), (8, 8, 8, 256, 64), (6, 6, 6, 300, 64), (4, 8, 8, 512, 64)),
     *((1, 8, 8, 1024, 64), (1, 8, 8, 2048, 64), (1, 8, 8, 4096, 64), (1, 4, 4, 8192, 64)),

@@ -13,6 +13,7 @@ from .display import Display
 from .names import MIXERS
 
 BASE = MIXERS["attention"]
+OURS = tuple(MIXERS.values())
 WIDTH, HEADS, DEPTH = 128, 4, 2
 BATCHES = ((8, 128), (4, 512), (1, 2048))  # sequences and tokens of each
 DIRECTION = "training step"

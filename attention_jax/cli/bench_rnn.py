@@ -16,6 +16,7 @@ from .display import Display
 from .names import LAYERS, mixer_of
 
 BASE = LAYERS["attention 8 heads"]
+OURS = tuple(name for layer, name in LAYERS.items() if "flax" not in layer)
 LENGTHS = (64, 256, 1024)
 DIRECTIONS = ("forward", "forward and backward")
 TORCH = {"GRU of torch": "gru", "LSTM of torch": "lstm"}

@@ -1,7 +1,8 @@
 """Several implementations of one thing, timed in turn: what `bench` does with each point of its parts.
 
 Nobody's time is taken before its numbers agree with the reference's. Then all run once per round, so that a machine
-which is busy for a while is busy for all of them; median and quartiles over the rounds count.
+which is busy for a while is busy for all of them; median and quartiles over the rounds count. A pause between two calls
+lets the threads of the first go to sleep.
 """
 
 import dataclasses
@@ -20,6 +21,7 @@ from .stopping import stop_if_asked
 Arrays = Sequence[np.ndarray]
 Row = dict[str, Any]
 WARM_UP = 2  # rounds that do not count
+PAUSE = 0.01  # seconds before each call: the threads of the one before spin for some milliseconds (libgomp: 3-5)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +95,9 @@ def hold(
             rows[name] |= {"why_not": f"{type(error).__name__}: {said}"[:60], "wrong": True}
             continue
         rows[name] |= entry.facts
+        if not all(np.isfinite(array).all() for array in got):
+            rows[name] |= {"why_not": "not finite", "wrong": True}
+            continue
         if name in expected:
             rows[name]["largest_difference"] = worst = difference(got, expected[name]())
             if not worst <= tolerance:
@@ -114,7 +119,7 @@ def difference(got: Arrays, expected: Arrays) -> float:
     """The largest difference of two lists of arrays, each as a share of the array's largest number."""
     worst = 0.0
     for mine, theirs in zip(got, expected, strict=True):
-        if mine.shape != theirs.shape or not np.isfinite(mine).all():
+        if mine.shape != theirs.shape:
             return math.inf
         worst = max(
             worst, float(np.abs(mine - theirs).max(initial=0)) / max(float(np.abs(theirs).max(initial=0)), 1e-9)
@@ -130,6 +135,7 @@ def take_turns(calls: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str,
         names = list(calls)
         first = turn % max(len(names), 1)
         for name in names[first:] + names[:first]:
+            time.sleep(PAUSE)
             begin = time.perf_counter()
             calls[name]()
             if turn >= WARM_UP:

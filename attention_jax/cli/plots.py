@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator, PercentFormatter
 
+from . import folders
 from .contest import ratios
 from .names import COLOURS, LAYERS, MIXERS, count, mixer_of
 
@@ -57,10 +58,9 @@ def draw(results: Results, folder: pathlib.Path, parts: Collection[str]) -> list
 
 
 def save(figure: Figure, path: pathlib.Path) -> None:
-    """Write the picture beside its place and move it there, so that no reader meets half a file."""
-    half = path.with_suffix(".part")
-    figure.savefig(half, format="png", dpi=150)
-    half.replace(path)
+    """Write the picture as a PNG."""
+    with folders.replaced(path) as half:
+        figure.savefig(half, format="png", dpi=150)
 
 
 def learning(train: Results, theme: Theme) -> Figure | None:
@@ -192,7 +192,7 @@ def contest(results: Results, theme: Theme) -> Figure | None:
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_xlabel(f"time over that of {results['base']}: right of the line it is faster")
+        axes.set_xlabel(f"time over that of {results['base']}")
         axes.set_title(direction, fontsize=10, color=theme.ink)
     panels[0].set_yticks(range(len(points)), points)
     panels[0].invert_yaxis()

@@ -1,17 +1,16 @@
 """A report folder: `results.json`, and a page and plots made from it, valid after every part of the job.
 
-Each file is written beside its place and then moved there, so a reader, or a kill, never meets half a file.
+Each file takes the place of the one before it whole, so a reader, or a kill, never meets half a file.
 """
 
 import json
 import pathlib
 import shutil
-import tempfile
 from typing import Any
 
 import jinja2
 
-from . import names, plots, sentences
+from . import folders, names, plots, sentences
 from .console import InputError, as_json
 
 FORMAT = "attention_jax report 1"
@@ -53,13 +52,8 @@ class Report:
 
 
 def claim(folder: pathlib.Path) -> None:
-    """Make sure that a report can be written to `folder`, before hours are spent on its content."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise InputError(f"--out {folder}: the folder cannot be written ({error.strerror or error})") from None
+    """Make sure that a report can be written to `folder`, and replaces nothing but a report."""
+    folders.claim(folder)
     made_by_others = [name for name in ("results.json", "index.html", CHECKPOINTS) if (folder / name).exists()]
     if made_by_others and not _is_report(folder):
         raise InputError(
@@ -109,6 +103,5 @@ def _is_report(folder: pathlib.Path) -> bool:
 
 
 def _write(path: pathlib.Path, text: str) -> None:
-    half = path.with_suffix(".part")
-    half.write_text(text, encoding="utf-8")
-    half.replace(path)
+    with folders.replaced(path) as half:
+        half.write_text(text, encoding="utf-8")
