@@ -26,7 +26,8 @@ from .errors import explain
 from .given import AnyArray
 from .kernels import KERNELS
 from .kernels.call import Operands, Setting, computing_dtype
-from .kernels.rules import attend, weights_of
+from .kernels.dense import Dense
+from .kernels.rules import Pair, attend, weights_of
 from .mask_algebra import Mask
 from .plans import Plan
 
@@ -94,9 +95,9 @@ def attention(
     call = resolve(
         q, k, v, mask, scale=scale, bias=bias, dropout=dropout, q_positions=q_positions, kv_positions=kv_positions
     )
-    name = choose(implementation, call, return_weights)[0]
+    names = choose(implementation, call, return_lse, return_weights)[0]
     out, lse, weights = _run(
-        call.operands, call.setting, call.grown, name, call.headless, jnp.dtype(q.dtype), return_weights
+        call.operands, call.setting, call.grown, names, call.headless, jnp.dtype(q.dtype), return_weights
     )
     extras = ([lse] if return_lse else []) + ([weights] if return_weights else [])
     return (out, *extras) if extras else out
@@ -141,21 +142,28 @@ def plan(
     def trace(q: Any, k: Any, v: Any) -> None:
         where = {"q_positions": q_positions, "kv_positions": kv_positions}
         call = resolve(q, k, v, mask, scale=scale, bias=bias, dropout=dropout, **where)
-        chosen, refused = choose(implementation, call, return_weights)
+        names, refused = choose(implementation, call, return_lse, return_weights)
         operands = Operands(*(None if x is None else jax.ShapeDtypeStruct(x.shape, x.dtype) for x in call.operands))
-        found.append(Plan(chosen, refused, operands, KERNELS[chosen].cost(operands, call.setting)))
+        alone, differentiated = (KERNELS[name].cost(operands, call.setting) for name in names)
+        gradient = differentiated.gradient_flops, differentiated.gradient_peak_bytes
+        cost = alone._replace(gradient_flops=gradient[0], gradient_peak_bytes=gradient[1])
+        found.append(Plan(*names, refused, operands, cost))
 
     jax.eval_shape(trace, q, k, v)
     return found[0]
 
 
-# The largest logits, in bytes, for which one product of everything beats tiles: without a mask and with one.
+# The largest logits, in bytes, for which one product of everything beats tiles; and those for which a forward pass
+# alone does, where the compiler makes one loop of it.
 # Measured on a CPU by `python benchmarks/crossover.py`; no other platform has been measured, so the same serves there.
-DENSE_UP_TO = {False: 16 * 2**20, True: 2 * 2**20}
+DENSE_UP_TO = 2 * 2**20
+DENSE_ALONE_UP_TO = 16 * 2**20
 
 
-def choose(implementation: str | tuple[str, ...], call: Resolved, weights: bool) -> tuple[str, dict[str, str]]:
-    """The kernel that runs, and why each other one does not.
+def choose(
+    implementation: str | tuple[str, ...], call: Resolved, lse: bool, weights: bool
+) -> tuple[tuple[str, str], dict[str, str]]:
+    """The kernels that run, undifferentiated and differentiated, and why each other than the first does not.
 
     Raises:
         ValueError: for unknown names, or where no kernel that was named can do the call.
@@ -168,31 +176,44 @@ def choose(implementation: str | tuple[str, ...], call: Resolved, weights: bool)
     if unknown := [name for name in names if name not in ("auto", *KERNELS)]:
         raise ValueError(explain("attention", f"unknown implementation {unknown[0]!r}.", {"known": known}))
     refused = {name: why for name, kernel in KERNELS.items() if (why := kernel.refuses(weights))}
-    automatic, reason = _quickest(call)
-    able = [name for choice in names for name in (automatic if choice == "auto" else [choice]) if name not in refused]
-    if not able:
+    automatic, reason = _quickest(call, lse)
+    able = [
+        [name for choice in names for name in (quick if choice == "auto" else [choice]) if name not in refused]
+        for quick in automatic
+    ]
+    if not able[0]:
         raise ValueError(explain("attention", "no implementation that was named can do this.", refused))
-    others = dict.fromkeys(KERNELS, reason if names[0] == "auto" else f"{able[0]} comes first")
-    return able[0], {name: why for name, why in (others | refused).items() if name != able[0]}
+    alone, differentiated = (each[0] for each in able)
+    others = dict.fromkeys(KERNELS, reason if names[0] == "auto" else f"{alone} comes first")
+    return (alone, differentiated), {name: why for name, why in (others | refused).items() if name != alone}
 
 
-def _quickest(call: Resolved) -> tuple[list[str], str]:
-    """Kernels from the quickest on, and what speaks for the first."""
-    shape, masked = call.setting.plane(call.operands).shape, call.setting.hides(call.operands)
-    size, limit = math.prod(shape) * computing_dtype(call.operands).itemsize, DENSE_UP_TO[masked]
-    what = f"with{'' if masked else 'out'} a mask"
-    if not isinstance(size, int) or size > limit:
-        held = f"{size / 2**20:.1f} MiB" if isinstance(size, int) else "of any size"
-        return ["tiled", "dense"], f"logits {held}; {what} tiles are quicker from {limit / 2**20:.0f} MiB"
-    return ["dense", "tiled"], f"logits {size / 2**20:.1f} MiB; {what} dense is quicker up to {limit / 2**20:.0f} MiB"
+def _quickest(call: Resolved, lse: bool) -> tuple[list[list[str]], str]:
+    """Kernels from the quickest on, undifferentiated and differentiated, and what speaks for these orders."""
+    dense, tiled = ["dense", "tiled"], ["tiled", "dense"]
+    size = math.prod(call.setting.plane(call.operands).shape) * computing_dtype(call.operands).itemsize
+    if not isinstance(size, int):
+        return [tiled, tiled], "logits of any size; tiles need no room for them"
+    differentiated = dense if size <= DENSE_UP_TO else tiled
+    in_one_loop = not lse and Dense().in_one_loop(call.operands, call.setting)
+    alone = dense if in_one_loop and size <= DENSE_ALONE_UP_TO else differentiated
+    reason = f"logits of {size / 2**20:.2g} MiB: {alone[0]} is quicker"
+    return [alone, differentiated], reason + ("" if alone == differentiated else " undifferentiated, tiled otherwise")
 
 
-@functools.partial(jax.jit, static_argnames=("name", "headless", "dtype", "with_weights"))
+@functools.partial(jax.jit, static_argnames=("names", "headless", "dtype", "with_weights"))
 def _run(
-    operands: Operands, setting: Setting, grown: Any, name: str, headless: bool, dtype: Any, with_weights: bool
+    operands: Operands,
+    setting: Setting,
+    grown: Any,
+    names: tuple[str, str],
+    headless: bool,
+    dtype: Any,
+    with_weights: bool,
 ) -> tuple[Any, Any, Any]:
-    out, lse = attend(KERNELS[name], operands, setting)
-    weights = weights_of(KERNELS[name], operands, setting, lse) if with_weights else None
+    kernels = Pair(*(KERNELS[name] for name in names))
+    out, lse = attend(kernels, operands, setting)
+    weights = weights_of(kernels.alone, operands, setting, lse) if with_weights else None
     if grown is not None:
         out = out * grown.astype(out.dtype)
     out = out.astype(dtype)

@@ -13,12 +13,14 @@ class Plan:
 
     Attributes:
         implementation: the kernel that was chosen.
+        differentiated: the kernel that takes its place where the call is differentiated; mostly the same.
         refused: the reason why each other kernel was not.
         operands: shapes and dtypes of q, k, v and bias, with a head axis in any case.
         cost: FLOPs and predicted peak bytes, forward and for the gradient.
     """
 
     implementation: str
+    differentiated: str
     refused: dict[str, str]
     operands: Operands
     cost: Cost
@@ -29,7 +31,8 @@ class Plan:
         return self.cost.tiles
 
     def __str__(self) -> str:
-        rows = [("implementation", self.implementation)]
+        same = self.differentiated == self.implementation
+        rows = [("implementation", self.implementation + ("" if same else f"; differentiated: {self.differentiated}"))]
         rows += [(f"not {name}", reason) for name, reason in self.refused.items()]
         rows += [
             (letter, f"{x.dtype}{list(x.shape)}") for letter, x in self.operands._asdict().items() if x is not None

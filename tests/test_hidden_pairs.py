@@ -50,6 +50,35 @@ def test_junk_in_a_key_reaches_exactly_the_rows_that_may_attend_to_it(kernel, wh
 
 
 @kernels
+@pytest.mark.parametrize("where", ["q", "k", "v"])
+def test_what_sees_no_junk_keeps_its_bits(kernel, where):
+    """At a size where the compiler makes one loop of a pass without junk."""
+    x = {name: jax.random.normal(jax.random.key(n), (4, 8, 256, 64)) for n, name in enumerate("qkv")}
+    run = jax.jit(functools.partial(aj.attention, mask=aj.Causal(), implementation=kernel))
+    clean, out = run(**x), run(**(x | {where: x[where].at[1, 2, -1].set(np.nan)}))
+    assert np.isnan(out[1, 2, -1]).all()
+    same_bits(out.at[1, 2, -1].set(0), clean.at[1, 2, -1].set(0))
+
+
+@kernels
+def test_products_of_large_numbers_that_are_no_number_are_hidden_too(kernel):
+    q, k, v = (jnp.asarray(oracle.exact(n, 2, 6, 4), jnp.float32) for n in range(3))
+    q = q.at[:, :, :2].set(4.0)
+    run = jax.jit(functools.partial(aj.attention, mask=aj.Causal(), implementation=kernel))
+    out = run(q, k.at[:, 5, :2].set(jnp.asarray([3e38, -3e38])), v)  # inf - inf with every row
+    np.testing.assert_allclose(out[:, :5], run(q, k, v)[:, :5], 1e-6, 1e-6)
+    assert np.isnan(out[:, 5]).all()
+
+
+def test_a_row_that_sees_logits_of_minus_infinity_alone_is_not_one_that_sees_nothing():
+    q, k, v = (jnp.ones((2, 6, 4)) for _ in range(3))
+    call = functools.partial(aj.attention, mask=aj.Causal(), implementation="dense")
+    out = jax.jit(call)(q, k.at[:, 0].set(-np.inf), v)
+    assert np.isnan(out[:, 0]).all()
+    np.testing.assert_allclose(out[:, 1:], 1.0, 1e-6)
+
+
+@kernels
 @pytest.mark.parametrize("where", ["q", "cotangent"])
 def test_junk_in_a_row_reaches_exactly_the_gradients_of_keys_that_it_may_attend_to(kernel, where):
     q, k, v = operands()

@@ -70,6 +70,51 @@ def test_auto_chooses_a_kernel_and_gives_a_reason_for_each_other():
     assert set(plan.refused) | {plan.implementation} == set(KERNELS)
 
 
+@pytest.mark.parametrize(
+    ("operands", "options", "expected"),
+    [
+        ((4, 8, 128), {}, ("dense", "dense")),  # logits of 2 MiB
+        ((8, 8, 256), {}, ("dense", "tiled")),  # 16 MiB, 256 KiB a head
+        ((8, 8, 256), {"return_lse": True}, ("tiled", "tiled")),
+        ((8, 8, 256), {"dropout": (0.1, jax.random.key(0))}, ("tiled", "tiled")),
+        ((9, 8, 256), {}, ("tiled", "tiled")),  # 18 MiB
+        ((6, 6, 300), {}, ("tiled", "tiled")),  # 352 KiB a head
+        ((8, 8, 256), {"implementation": "dense"}, ("dense", "dense")),
+        ((8, 8, 256), {"return_weights": True}, ("dense", "dense")),
+    ],
+)
+def test_what_is_differentiated_has_a_kernel_of_its_own(operands, options, expected):
+    x = shape(*operands, 64)
+    plan = aj.plan(x, x, x, aj.Causal(), **options)
+    assert (plan.implementation, plan.differentiated) == expected
+    assert ("differentiated" in str(plan)) == (expected[0] != expected[1])
+
+
+def test_grouped_heads_have_no_loop_of_their_own():
+    plan = aj.plan(shape(8, 8, 256, 64), *(shape(8, 2, 256, 64),) * 2)
+    assert (plan.implementation, plan.differentiated) == ("tiled", "tiled")
+
+
+@pytest.mark.parametrize("transform", [jax.grad, jax.jacfwd])
+def test_the_kernel_of_a_derivative_is_the_one_that_the_plan_tells(transform, monkeypatch):
+    jax.clear_caches()
+    ran = []
+    for name in ("dense", "tiled"):
+        kernel = KERNELS[name]
+        spy = lambda *given, name=name, forward=kernel.forward: ran.append(name) or forward(*given)  # noqa: E731
+        monkeypatch.setattr(kernel, "forward", spy)
+    x = jnp.ones((1, 9, 256, 1))  # logits of 2.25 MiB
+
+    def total(scale):
+        return aj.attention(x * scale, x, x).sum()
+
+    aj.attention(x, x, x)
+    assert ran == ["dense"]
+    ran.clear()
+    transform(total)(1.0)
+    assert set(ran) == {"tiled"}
+
+
 @kernels
 def test_the_first_of_several_names_that_can_serve_is_taken(kernel):
     assert aj.plan(Q, K, V, implementation=(kernel, "dense")).implementation == kernel

@@ -7,14 +7,17 @@ import math
 from typing import Any, final
 
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from .. import dropout
 from ..sides import Part
 from .call import Cost, Operands, Result, Setting, computing_dtype, flops_of
-from .junk import clear
+from .junk import any_junk, clear
 from .products import columns, rows_times, to_keys, to_values
 from .softmax import finite, hide, only
+
+IN_ONE_LOOP = 2**18  # bytes of the logits of a head, up to which one loop over all heads is quick
 
 
 @final
@@ -25,6 +28,34 @@ class Dense:
 
     def forward(self, operands: Operands, setting: Setting) -> Result:
         operands = _computing(operands, computing_dtype(operands))
+        if not (setting.hides(operands) and self.in_one_loop(operands, setting)):
+            return self._pair_by_pair(operands, setting)
+        quick = _at_once(operands, setting)
+        junk = any_junk(quick.out)
+        again = lambda _: (self._beside_junk(operands, setting), jnp.zeros_like(junk))  # noqa: E731
+        return lax.while_loop(lambda state: state[1], again, (quick, junk))[0]  # unlike `cond` it copies nothing
+
+    def in_one_loop(self, operands: Operands, setting: Setting) -> bool:
+        """Whether XLA's CPU compiler makes one loop of a forward pass, which keeps no logits."""
+        queries, keys = operands.q.shape[-2], operands.k.shape[-2]
+        if not (isinstance(queries, int) and isinstance(keys, int)) or setting.dropping is not None:
+            return False
+        grouped = operands.q.shape[-3] != operands.k.shape[-3]
+        return not grouped and 0 < queries * keys * computing_dtype(operands).itemsize <= IN_ONE_LOOP
+
+    def _beside_junk(self, operands: Operands, setting: Setting) -> Result:
+        """Rows that see junk pair by pair; the others as if there were none, so that they keep their bits."""
+        k, v = operands.k, operands.v
+        quick = _at_once(operands._replace(k=clear(k), v=clear(v)), setting)
+        slow = self._pair_by_pair(operands, setting)
+        junk = ~(jnp.isfinite(k).all(-1, keepdims=True) & jnp.isfinite(v).all(-1, keepdims=True))
+        visible = only(_visible(operands, setting), jnp.ones(setting.plane(operands).shape, k.dtype))
+        seen = columns(visible, junk.astype(k.dtype), setting.precision)[..., 0] > 0
+        seen |= ~jnp.isfinite(quick.out).all(-1)
+        return Result(jnp.where(seen[..., None], slow.out, quick.out), jnp.where(seen, slow.lse, quick.lse))
+
+    def _pair_by_pair(self, operands: Operands, setting: Setting) -> Result:
+        """What a hidden pair holds is replaced, and a row that sees junk gets it."""
         visible = _visible(operands, setting)
         logits = hide(visible, _logits(operands, setting))
         some = _some(visible, logits)
@@ -103,7 +134,29 @@ class Dense:
         pairs, size = math.prod(setting.plane(operands).shape), computing_dtype(operands).itemsize
         seen = 1 if setting.hides(operands) else 0  # one byte for each pair: whether it is visible
         peak, gradient_peak = 2 * size + seen, 3 * size + seen * (size + 2)  # read off compiled programs
+        if seen and self.in_one_loop(operands, setting):
+            peak = 5 * size  # room for the case that there is junk
         return Cost(*flops_of(pairs, operands), pairs * peak, pairs * gradient_peak)
+
+
+def _at_once(operands: Operands, setting: Setting) -> Result:
+    """(out, lse) by arithmetic alone, which XLA's CPU compiler makes one loop of that keeps no logits.
+
+    What is hidden is brought down to -inf by a minimum, not replaced. So where a hidden pair holds NaN, or a row sees
+    nothing but -inf, `out` has NaN. Rows that see nothing are divided by 1.
+    """
+    allowed = setting.mask.allows(*setting.sides(operands))
+    logits = _logits(operands, setting)
+    bound = jnp.where(allowed, jnp.inf, -jnp.inf).astype(logits.dtype)
+    logits = jnp.minimum(logits, jnp.broadcast_to(bound, logits.shape))
+    largest = jnp.maximum(logits.max(-1, keepdims=True), jnp.finfo(logits.dtype).min)
+    weights = jnp.exp(logits - largest)
+    if operands.bias is not None:
+        allowed = allowed & (operands.bias != -jnp.inf)
+    some = jnp.broadcast_to(allowed.any(-1, keepdims=True), largest.shape)
+    total = weights.sum(-1, keepdims=True) + (~some).astype(weights.dtype)
+    out = columns(weights, operands.v, setting.precision) / total
+    return Result(out, hide(some, largest + jnp.log(total))[..., 0])
 
 
 def _computing(operands: Operands, dtype: Any, cleared: bool = False) -> Operands:

@@ -21,9 +21,13 @@ def clear(x: Float[Array, "..."]) -> Float[Array, "..."]:
 
 @custom_vmap
 def any_junk(x: jax.Array) -> jax.Array:
-    """Whether any entry is NaN or inf. Under `vmap` the question is asked of all examples at once, so that a branch
-    on the answer stays a branch."""
-    return ~jnp.isfinite(x).all()
+    """Whether any entry is NaN or inf, or all together are larger than any number.
+
+    A sum tells, and quicker than a look at each entry. Under `vmap` the question is asked of all examples at once, so
+    that a branch on the answer stays a branch.
+    """
+    wide = x if x.dtype == jnp.float64 else x.astype(jnp.float32)  # sums of float16 would reach inf
+    return ~jnp.isfinite(wide.sum())
 
 
 @any_junk.def_vmap

@@ -15,7 +15,7 @@ these two does not run the forward pass again.
 
 import functools
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -52,12 +52,19 @@ class Kernel(Protocol):
     def weights(self, operands: Operands, setting: Setting, lse: Any) -> Any: ...
 
 
-def attend(kernel: Kernel, operands: Operands, setting: Setting) -> Result:
-    """(out, lse) of a kernel, differentiable in the operands any number of times, forwards and backwards."""
+class Pair(NamedTuple):
+    """The kernel of a call that nobody differentiates, and the one that takes its place where somebody does."""
+
+    alone: Kernel
+    differentiated: Kernel
+
+
+def attend(kernels: Pair, operands: Operands, setting: Setting) -> Result:
+    """(out, lse), differentiable in the operands any number of times, forwards and backwards."""
     lse = jnp.zeros_like(operands.q.sum(-1), computing_dtype(operands))
     like = Result(jnp.broadcast_to(lse[..., None], (*lse.shape, operands.v.shape[-1])), lse)
     arrays, tree = jax.tree.flatten((operands, setting, like))
-    return Result(*forward_p.bind(*arrays, kernel=kernel, tree=tree, mapped=()))
+    return Result(*forward_p.bind(*arrays, kernel=kernels, tree=tree, mapped=()))
 
 
 def weights_of(kernel: Kernel, operands: Operands, setting: Setting, lse: Any) -> Any:
@@ -78,11 +85,11 @@ LIKE = {"forward": 2, "tangent": 2, "backward": 4}
 
 
 def _primitive(name: str, code: Callable[..., Any]) -> Primitive:
-    """A primitive whose code is `code(kernel, *parts of the tree)`."""
+    """A primitive whose code is `code(kernel, *parts of the tree)`; that of `forward_p` is given a pair of kernels."""
     primitive, like = Primitive(f"attention_{name}"), LIKE[name]
     primitive.multiple_results = True
 
-    def run(*arrays: Any, kernel: Kernel, tree: Any, mapped: Mapped) -> list[Any]:
+    def run(*arrays: Any, kernel: Kernel | Pair, tree: Any, mapped: Mapped) -> list[Any]:
         def one(*arrays: Any) -> list[Any]:
             on_axes = on_automatic_axes(lambda *parts: code(kernel, *parts), lambda *specs: specs[like])
             return jax.tree.leaves(on_axes(*jax.tree.unflatten(tree, arrays)))
@@ -131,7 +138,7 @@ def code_of(equation: Any) -> Any:
     return jax.make_jaxpr(run)(*(jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in equation.invars)).jaxpr
 
 
-forward_p = _primitive("forward", lambda kernel, operands, setting, _: kernel.forward(operands, setting))
+forward_p = _primitive("forward", lambda kernels, operands, setting, _: kernels.alone.forward(operands, setting))
 tangent_p = _primitive("tangent", lambda kernel, *parts: kernel.tangent(*parts))
 backward_p = _primitive("backward", lambda kernel, *parts: kernel.backward(*parts))
 
@@ -139,21 +146,24 @@ backward_p = _primitive("backward", lambda kernel, *parts: kernel.backward(*part
 # ---------------------------------------------------------------- derivatives
 
 
-def _forward_jvp(primals: Any, tangents: Any, *, tree: Any, **static: Any) -> tuple[list[Any], list[Any]]:
-    out, lse = forward_p.bind(*primals, tree=tree, **static)
+def _forward_jvp(
+    primals: Any, tangents: Any, *, kernel: Pair, tree: Any, mapped: Mapped
+) -> tuple[list[Any], list[Any]]:
+    kernel = Pair(kernel.differentiated, kernel.differentiated)
+    out, lse = forward_p.bind(*primals, kernel=kernel, tree=tree, mapped=mapped)
     result = Result(checkpoint_name(out, "attention_out"), checkpoint_name(lse, "attention_lse"))
     places = _places(tree)
     moving = [n for n in jax.tree.leaves(places[0]) if type(tangents[n]) is not ad.Zero]
     if not moving:
         return list(result), [*map(jnp.zeros_like, result)]
-    arrays, mapped = [*primals], static["mapped"]
+    arrays = [*primals]
     for n, x in zip(jax.tree.leaves(places[2]), result, strict=True):
         arrays[n] = x
     parts = jax.tree.unflatten(tree, arrays)
     along = Operands(*(tangents[n] if n in moving else None for n in places[0]))
     leaves, grown = jax.tree.flatten((*parts, along))
     mapped = tuple((*axes, *[axes[n] for n in moving]) for axes in mapped)
-    return list(result), tangent_p.bind(*leaves, tree=grown, **(static | {"mapped": mapped}))
+    return list(result), tangent_p.bind(*leaves, kernel=kernel.differentiated, tree=grown, mapped=mapped)
 
 
 def _transpose(cotangents: Any, *arrays: Any, kernel: Kernel, tree: Any, mapped: Mapped) -> list[Any]:
