@@ -26,7 +26,7 @@ from .dense import Dense
 from .sweep import Sweep
 
 LOGITS_AT_ONCE = 2**20  # of one step: 4 MiB, of the size of a processor's cache
-HEADS_AT_ONCE = 8
+HEADS_AT_ONCE = 16
 NARROW = 1024  # keys of a window
 
 
