@@ -88,4 +88,5 @@ def _limit(point: Point, measured: dict[str, float]) -> dict[str, Any]:
     pairs, both = planned.cost.flops / (4 * point.width + 1), point.direction == "forward and backward"
     seconds = pairs * (14 if both else 4) * point.width / measured["flop_per_s"]
     seconds += pairs * (2 if both else 1) / measured["exp_per_s"]
-    return {"implementation": planned.implementation, "limit_ms": 1e3 * seconds}
+    name = planned.differentiated if both else planned.implementation
+    return {"implementation": name, "limit_ms": 1e3 * seconds}
