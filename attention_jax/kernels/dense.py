@@ -30,10 +30,10 @@ class Dense:
         operands = _computing(operands, computing_dtype(operands))
         if not (setting.hides(operands) and self.in_one_loop(operands, setting)):
             return self._pair_by_pair(operands, setting)
-        quick = _at_once(operands, setting)
-        junk = any_junk(quick.out)
-        again = lambda _: (self._beside_junk(operands, setting), jnp.zeros_like(junk))  # noqa: E731
-        return lax.while_loop(lambda state: state[1], again, (quick, junk))[0]  # unlike `cond` it copies nothing
+        # |q·k|² is at most Σ q² Σ k², so where that is a number no logit is NaN or inf
+        squares = jnp.square(operands.q).sum() * jnp.square(operands.k).sum()
+        junk = any_junk(squares) | any_junk(operands.v)
+        return lax.cond(junk, self._beside_junk, _at_once, operands, setting)
 
     def in_one_loop(self, operands: Operands, setting: Setting) -> bool:
         """Whether XLA's CPU compiler makes one loop of a forward pass, which keeps no logits."""
@@ -51,7 +51,7 @@ class Dense:
         junk = ~(jnp.isfinite(k).all(-1, keepdims=True) & jnp.isfinite(v).all(-1, keepdims=True))
         visible = only(_visible(operands, setting), jnp.ones(setting.plane(operands).shape, k.dtype))
         seen = columns(visible, junk.astype(k.dtype), setting.precision)[..., 0] > 0
-        seen |= ~jnp.isfinite(quick.out).all(-1)
+        seen |= ~jnp.isfinite(quick.out).all(-1)  # junk of its own, in q or the bias, or a product beyond all numbers
         return Result(jnp.where(seen[..., None], slow.out, quick.out), jnp.where(seen, slow.lse, quick.lse))
 
     def _pair_by_pair(self, operands: Operands, setting: Setting) -> Result:
@@ -142,13 +142,16 @@ class Dense:
 def _at_once(operands: Operands, setting: Setting) -> Result:
     """(out, lse) by arithmetic alone, which XLA's CPU compiler makes one loop of that keeps no logits.
 
-    What is hidden is brought down to -inf by a minimum, not replaced. So where a hidden pair holds NaN, or a row sees
-    nothing but -inf, `out` has NaN. Rows that see nothing are divided by 1.
+    What is hidden is brought down to -inf by a minimum, not replaced, so q·k and v must have no NaN or inf. Rows that
+    see nothing are divided by 1.
     """
     allowed = setting.mask.allows(*setting.sides(operands))
-    logits = _logits(operands, setting)
-    bound = jnp.where(allowed, jnp.inf, -jnp.inf).astype(logits.dtype)
-    logits = jnp.minimum(logits, jnp.broadcast_to(bound, logits.shape))
+    logits = _logits(operands._replace(bias=None), setting)
+    if operands.bias is None:
+        bound = jnp.where(allowed, jnp.inf, -jnp.inf).astype(logits.dtype)
+        logits = jnp.minimum(logits, jnp.broadcast_to(bound, logits.shape))
+    else:
+        logits = logits + hide(*jnp.broadcast_arrays(allowed, operands.bias))
     largest = jnp.maximum(logits.max(-1, keepdims=True), jnp.finfo(logits.dtype).min)
     weights = jnp.exp(logits - largest)
     if operands.bias is not None:
